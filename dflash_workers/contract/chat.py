@@ -1,0 +1,145 @@
+"""Messages -> the ids that the engine is prompted with; an answer's text -> messages again.
+
+The only module of the contract that imports transformers. The template's text comes from run.json
+and never from the model folder, so that producer, workers and trainer render the same ids. Ids and
+not text are what counts: a rendered prompt is sent as it is, and no answer is tokenised again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import orjson
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
+
+from dflash_workers.contract.errors import BadInput, Missing, PromptRejected
+from dflash_workers.contract.records import Json
+
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
+
+_THINK = re.compile(r"^\s*(?:<think>)?(?P<reasoning>.*?)</think>", re.DOTALL)
+_TOOL_CALL = re.compile(r"<tool_call>\s*(?P<call>\{.*?\})\s*</tool_call>", re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True)
+class ParsedAnswer:
+    """An answer's text, split by the template's own markers."""
+
+    content: str
+    reasoning_content: str
+    tool_calls: list[Json]
+
+    def as_message(self) -> Json:
+        """The assistant message that a chat server would keep in its history."""
+        message: Json = {"role": "assistant", "content": self.content}
+        if self.reasoning_content:
+            message["reasoning_content"] = self.reasoning_content
+        if self.tool_calls:
+            message["tool_calls"] = self.tool_calls
+        return message
+
+
+@dataclass(frozen=True, slots=True)
+class Chat:
+    """A tokenizer and the run's template."""
+
+    tokenizer: PreTrainedTokenizerBase
+    template: str
+    template_kwargs: Json
+
+    def prompt_ids(self, messages: list[Json], tools: list[Json]) -> list[int]:
+        """Ids up to and including the header of the answer to come.
+
+        Raises PromptRejected where the template refuses the conversation.
+        """
+        try:
+            text = self.render(messages, tools)
+        except (jinja2.TemplateError, TypeError, ValueError) as error:
+            raise PromptRejected("template_error", str(error)) from error
+        return list(self.tokenizer.encode(text, add_special_tokens=False))
+
+    def render(self, messages: list[Json], tools: list[Json]) -> str:
+        """The prompt as text."""
+        return str(
+            self.tokenizer.apply_chat_template(
+                messages,
+                tools=tools or None,
+                chat_template=self.template,
+                add_generation_prompt=True,
+                tokenize=False,
+                **self.template_kwargs,
+            )
+        )
+
+    def text(self, ids: list[int]) -> str:
+        """Ids as text, without special tokens such as the stop id."""
+        return str(self.tokenizer.decode(ids, skip_special_tokens=True))
+
+    def parse(self, ids: list[int], thinking: bool = False) -> ParsedAnswer:
+        """Split an answer into reasoning, content and tool calls."""
+        return parse_answer(self.text(ids), thinking)
+
+
+def parse_answer(text: str, thinking: bool = False) -> ParsedAnswer:
+    """Split an answer's text. With `thinking`, text without an end marker is all reasoning."""
+    reasoning = ""
+    match = _THINK.match(text)
+    if match:
+        reasoning, text = match["reasoning"].strip(), text[match.end() :]
+    elif thinking:
+        return ParsedAnswer("", text.strip(), [])
+    calls = [call for m in _TOOL_CALL.finditer(text) if (call := _tool_call(m["call"]))]
+    content = _TOOL_CALL.sub("", text) if calls else text
+    return ParsedAnswer(content.strip(), reasoning, calls)
+
+
+def _tool_call(text: str) -> Json | None:
+    try:
+        call = orjson.loads(text)
+    except orjson.JSONDecodeError:
+        return None
+    if not isinstance(call, dict) or not isinstance(call.get("name"), str):
+        return None
+    arguments = call.get("arguments", {})
+    if not isinstance(arguments, dict):
+        return None
+    return {"type": "function", "function": {"name": call["name"], "arguments": arguments}}
+
+
+def open_chat(model_dir: str, template: str, template_kwargs: Json) -> Chat:
+    """The tokenizer of a local model folder with a template's text."""
+    return Chat(load_tokenizer(model_dir), template, template_kwargs)
+
+
+def load_tokenizer(model_dir: str) -> PreTrainedTokenizerBase:
+    """Never asks a hub. Raises Missing where the folder has no tokenizer."""
+    if not (Path(model_dir) / "tokenizer.json").is_file():
+        raise Missing(f"{model_dir or '(no folder)'}: no tokenizer.json: pass --model FOLDER")
+    try:
+        tokenizer: Any = AutoTokenizer.from_pretrained(model_dir, local_files_only=True)
+    except (OSError, ValueError) as error:
+        raise BadInput(f"{model_dir}: tokenizer can't be loaded: {error}") from error
+    return tokenizer
+
+
+def own_template(model_dir: str) -> str:
+    """The template that the model brings. Raises BadInput where it has none."""
+    template = load_tokenizer(model_dir).chat_template
+    if not isinstance(template, str):
+        raise BadInput(f"{model_dir}: no chat template: pass --chat-template FILE")
+    return template
+
+
+def tokenizer_sha256(model_dir: str) -> str:
+    """Hash of what decides ids: the tokenizer's files, by content."""
+    digest = hashlib.sha256()
+    for name in TOKENIZER_FILES:
+        path = Path(model_dir) / name
+        if path.is_file():
+            digest.update(name.encode() + b"\0" + path.read_bytes())
+    return digest.hexdigest()

@@ -1,0 +1,123 @@
+"""Every key in S3 and in Redis, in one place.
+
+S3, below <prefix>/<run>/ ("once": written with If-None-Match: *, never changed again):
+
+    key                                      written by         content
+    run.json                                 producer, once     RunSpec
+    plan/log/<n>.json                        producer, once     Segment
+    plan/log/<n>.refused.jsonl.zst           producer, once     Refusal per line
+    plan/<segment>/<batch>.jsonl             producer, once     Prompt per line
+    data/<segment>/<batch>/<attempt>.jsonl.zst  worker, once    Row per line
+    commits/<segment>/<batch>.json           worker, once       Commit
+    tokens/<version>/<segment>/<batch>.arrow tokenizer, once    samples: ids and loss mask
+    progress.json                            one worker at a time, by lease
+    train/<name>/...                         trainer
+
+Redis, all below one configurable prefix ("dflash:"):
+
+    key                 type        written by          read by       lifetime
+    <queue names>       list        Celery              Celery        until received
+    pending:<run>       sorted set  producer, claims    reconcile     until claimed (batch, since)
+    inflight:<run>      sorted set  claims              reap          until cleared (batch, due)
+    lease:<run>:<b>     string      claims              claims        LEASE_MS, renewed
+    journal:<run>:<b>   hash        journal             next holder   JOURNAL_S, or the commit
+    progress:<run>      string      progress            progress      lease of the one writer
+    worker:<slot>       hash        worker              status        WORKER_S, refreshed
+
+A batch is named "<segment>/<batch>" in Redis, so that the name is enough to find its plan.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+LEASE_MS = 15_000
+REAP_DEADLINE_MS = 5_000
+JOURNAL_S = 24 * 3600
+WORKER_S = 15
+
+TOKENS_VERSION = "v1"
+
+
+@dataclass(frozen=True, slots=True)
+class RunKeys:
+    """S3 keys of one run, relative to the store's prefix."""
+
+    run: str
+
+    @property
+    def spec(self) -> str:
+        return f"{self.run}/run.json"
+
+    @property
+    def progress(self) -> str:
+        return f"{self.run}/progress.json"
+
+    @property
+    def plan_log(self) -> str:
+        return f"{self.run}/plan/log/"
+
+    @property
+    def commits(self) -> str:
+        return f"{self.run}/commits/"
+
+    @property
+    def tokens(self) -> str:
+        return f"{self.run}/tokens/{TOKENS_VERSION}/"
+
+    def segment(self, number: int) -> str:
+        return f"{self.plan_log}{number:06d}.json"
+
+    def refusals(self, number: int) -> str:
+        return f"{self.plan_log}{number:06d}.refused.jsonl.zst"
+
+    def prompts(self, segment: int, batch: str) -> str:
+        return f"{self.run}/plan/{segment:06d}/{batch}.jsonl"
+
+    def data(self, segment: int, batch: str, attempt: str) -> str:
+        return f"{self.run}/data/{segment:06d}/{batch}/{attempt}.jsonl.zst"
+
+    def commit(self, segment: int, batch: str) -> str:
+        return f"{self.commits}{segment:06d}/{batch}.json"
+
+    def shard(self, segment: int, batch: str) -> str:
+        return f"{self.tokens}{segment:06d}/{batch}.arrow"
+
+    def train(self, name: str) -> str:
+        return f"{self.run}/train/{name}/"
+
+
+@dataclass(frozen=True, slots=True)
+class RedisKeys:
+    """Redis keys below `prefix`."""
+
+    prefix: str = "dflash:"
+
+    def pending(self, run: str) -> str:
+        return f"{self.prefix}pending:{run}"
+
+    def inflight(self, run: str) -> str:
+        return f"{self.prefix}inflight:{run}"
+
+    def lease(self, run: str, name: str) -> str:
+        return f"{self.prefix}lease:{run}:{name}"
+
+    def journal(self, run: str, name: str) -> str:
+        return f"{self.prefix}journal:{run}:{name}"
+
+    def progress(self, run: str) -> str:
+        return f"{self.prefix}progress:{run}"
+
+    def worker(self, slot: str) -> str:
+        return f"{self.prefix}worker:{slot}"
+
+
+def batch_name(segment: int, batch: str) -> str:
+    """The name of a batch inside Redis: "<segment>/<batch>"."""
+    return f"{segment}/{batch}"
+
+
+def parse_batch_name(name: str) -> tuple[int, str]:
+    """Inverse of batch_name."""
+    segment, _, batch = name.partition("/")
+    return int(segment), batch

@@ -1,0 +1,53 @@
+"""Records as JSON Lines, plain or zstd: the form of every plan, data and refusal object.
+
+Lines end in "\\n" and in nothing else: U+2028, U+0085 and vertical tabs are ordinary text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, TypeVar
+
+import orjson
+import zstandard
+
+from dflash_workers.contract.errors import Corrupt
+from dflash_workers.contract.records import decode
+
+Record = TypeVar("Record")
+
+
+def dump(record: Any) -> bytes:
+    """One record as one JSON object, keys in field order."""
+    return orjson.dumps(record)
+
+
+def load(record: type[Record], body: bytes) -> Record:
+    """Inverse of dump. Raises Corrupt."""
+    try:
+        return decode(record, orjson.loads(body))
+    except orjson.JSONDecodeError as error:
+        raise Corrupt(f"{record.__name__}: not JSON: {error}") from error
+
+
+def dump_lines(records: Iterable[Any]) -> bytes:
+    """One line per record."""
+    return b"".join(dump(r) + b"\n" for r in records)
+
+
+def load_lines(record: type[Record], body: bytes) -> list[Record]:
+    """Inverse of dump_lines. Raises Corrupt."""
+    return [load(record, line) for line in body.split(b"\n") if line]
+
+
+def compress(body: bytes) -> bytes:
+    """zstd, with the content size in the frame's header."""
+    return zstandard.ZstdCompressor(level=3).compress(body)
+
+
+def decompress(body: bytes) -> bytes:
+    """Inverse of compress. Raises Corrupt."""
+    try:
+        return zstandard.ZstdDecompressor().decompress(body)
+    except zstandard.ZstdError as error:
+        raise Corrupt(f"not a zstd object: {error}") from error

@@ -1,0 +1,106 @@
+"""Where a process finds Redis, S3 and its run: flags > environment (DFLASH_*) > dflash.toml.
+
+Read once, by the outermost frame of each process, and handed down; nothing below reads the
+environment. Unknown keys in dflash.toml or unknown DFLASH_* variables are errors. Secrets never
+appear in a repr.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import re
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from dflash_workers.contract.errors import BadInput
+
+CONFIG_FILE = Path("dflash.toml")
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """One value per name; the environment variable is DFLASH_ + the name in capitals."""
+
+    redis_url: str = field(default="redis://127.0.0.1:6379/0", repr=False)
+    redis_prefix: str = "dflash:"
+    s3_endpoint: str = ""  # empty: AWS
+    s3_bucket: str = "dflash"
+    s3_prefix: str = ""
+    s3_region: str = "us-east-1"
+    s3_access_key: str = field(default="", repr=False)  # empty: boto3's own credential chain
+    s3_secret_key: str = field(default="", repr=False)
+    run: str = ""
+    model: str = ""  # folder of the target: config, tokenizer, weights
+    engine_url: str = "http://127.0.0.1:30000"
+    max_in_flight: int = 48  # requests running in the engine at once
+    slot: str = ""  # a stable name for this worker; empty: host name
+
+    def __post_init__(self) -> None:
+        if self.run and not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", self.run):
+            raise BadInput(f"run name {self.run!r}: use letters, digits, '.', '_', '-'")
+        if self.max_in_flight < 1:
+            raise BadInput(f"max_in_flight must be at least 1, not {self.max_in_flight}")
+
+    def require_run(self) -> str:
+        """The run's name; BadInput where none was given."""
+        if not self.run:
+            raise BadInput("no run given: pass --run NAME or set DFLASH_RUN")
+        return self.run
+
+    def public_redis_url(self) -> str:
+        """The Redis URL without its password, for messages."""
+        return re.sub(r"//[^@/]*@", "//***@", self.redis_url)
+
+    def environment(self) -> dict[str, str]:
+        """These settings as DFLASH_* variables, for a child process."""
+        return {
+            f"DFLASH_{f.name.upper()}": str(getattr(self, f.name)) for f in dataclasses.fields(self)
+        }
+
+
+# DFLASH_* variables that are not settings of this class, each read by the one place named.
+OTHER_VARIABLES = frozenset({"DFLASH_STATE", "DFLASH_DEBUG"})  # demo.py, fleet.py
+
+
+def load_settings(
+    flags: Mapping[str, object],
+    environ: Mapping[str, str] | None = None,
+    config_file: Path = CONFIG_FILE,
+) -> Settings:
+    """Merge the three sources; a flag of None or "" counts as not given."""
+    environ = os.environ if environ is None else environ
+    names = {f.name: f.type for f in dataclasses.fields(Settings)}
+    values: dict[str, object] = dict(_read_config(config_file, names))
+    for variable, text in environ.items():
+        if variable.startswith("DFLASH_") and variable not in OTHER_VARIABLES:
+            name = variable.removeprefix("DFLASH_").lower()
+            if name not in names:
+                raise BadInput(f"unknown environment variable {variable}")
+            values[name] = text
+    values.update({k: v for k, v in flags.items() if v not in (None, "")})
+    return Settings(**{k: _typed(k, v, names[k]) for k, v in values.items()})  # type: ignore[arg-type]
+
+
+def _read_config(path: Path, names: Mapping[str, object]) -> Mapping[str, object]:
+    if not path.exists():
+        return {}
+    try:
+        values = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise BadInput(f"{path}: {error}") from error
+    unknown = sorted(set(values) - set(names))
+    if unknown:
+        raise BadInput(f"{path}: unknown key {unknown[0]!r}")
+    return values
+
+
+def _typed(name: str, value: object, kind: object) -> object:
+    if kind != "int":
+        return str(value)
+    try:
+        return int(str(value))
+    except ValueError as error:
+        raise BadInput(f"{name} must be a whole number, not {value!r}") from error

@@ -1,0 +1,51 @@
+"""How every verb speaks: reports on stdout, people's text and progress on stderr, exit codes.
+
+With --json a verb prints one object with stable keys on stdout and nothing else there. Colour and
+bars appear only on a terminal (rich sees to that).
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from enum import IntEnum
+from typing import Any
+
+import orjson
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+out = Console(highlight=False)
+err = Console(stderr=True, highlight=False)
+
+
+class ExitCode(IntEnum):
+    """What a verb's exit status means."""
+
+    DONE = 0
+    COULD_NOT = 1
+    WRONG_USAGE = 2
+    SOME_REFUSED = 3
+    INTERRUPTED = 130
+
+
+def report(facts: Mapping[str, Any], *, as_json: bool) -> None:
+    """Print a verb's result: one JSON object, or one line per fact."""
+    if as_json:
+        sys.stdout.write(orjson.dumps(dict(facts)).decode() + "\n")
+        return
+    width = max((len(name) for name in facts), default=0)
+    for name, value in facts.items():
+        out.print(f"{name.replace('_', ' '):<{width}}  {value}", markup=False, soft_wrap=True)
+
+
+def progress_bar() -> Progress:
+    """A bar on stderr for anything that takes over two seconds."""
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[note]}"),
+        TimeElapsedColumn(),
+        console=err,
+    )

@@ -1,0 +1,56 @@
+"""The `dflash-fleet` command: mounts the verbs of the three packages, nothing else.
+
+Each package's cli.py owns its verbs; this file owns what they share: `--debug`, and the turn of
+an error into one clear line and an exit code. It is the outermost frame of every verb.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Annotated
+
+import typer
+
+import demo
+import dflash_workers.cli
+import producer.cli
+import trainer.cli
+from dflash_workers.contract.errors import FleetError
+from dflash_workers.contract.terminal import ExitCode, err
+
+app = typer.Typer(
+    name="dflash-fleet",
+    help="Make training data for speculative-decoding drafters with a fleet, and train them.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+for package in (producer.cli, dflash_workers.cli, trainer.cli, demo):
+    app.registered_commands += package.app.registered_commands
+
+
+@app.callback()
+def settings_of_all_verbs(
+    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks.")] = False,
+) -> None:
+    """Make training data for speculative-decoding drafters with a fleet, and train them."""
+    if debug:
+        os.environ["DFLASH_DEBUG"] = "1"
+
+
+def main() -> None:
+    """Run one verb; exit 0, 1, 2, 3 or 130."""
+    try:
+        app()
+    except FleetError as error:
+        if os.environ.get("DFLASH_DEBUG"):
+            raise
+        err.print(f"dflash-fleet: {error}", markup=False, soft_wrap=True)
+        sys.exit(ExitCode.COULD_NOT)
+    except KeyboardInterrupt:
+        sys.exit(ExitCode.INTERRUPTED)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Producer: prompt files -> plan in S3 -> hints in Redis."""

@@ -1,0 +1,1 @@
+"""Trainer: commits -> token shards -> a trained, measured and exported DFlash drafter."""

@@ -1,0 +1,5 @@
+"""Verbs."""
+
+import typer
+
+app = typer.Typer()

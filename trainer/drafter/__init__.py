@@ -1,0 +1,1 @@
+"""Drafter: the DFlash model, its mask, anchors and loss; decoding with it; its export."""
