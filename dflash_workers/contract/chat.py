@@ -8,22 +8,26 @@ not text are what counts: a rendered prompt is sent as it is, and no answer is t
 from __future__ import annotations
 
 import hashlib
+import json
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jinja2
 import orjson
-from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from dflash_workers.contract.errors import BadInput, Missing, PromptRejected
 from dflash_workers.contract.records import Json
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
 
-_THINK = re.compile(r"^\s*(?:<think>)?(?P<reasoning>.*?)</think>", re.DOTALL)
-_TOOL_CALL = re.compile(r"<tool_call>\s*(?P<call>\{.*?\})\s*</tool_call>", re.DOTALL)
+_THINK_START, _THINK_END = "<think>", "</think>"
+_CALL_START = re.compile(r"<tool_call>\s*(?=\{)")
+_CALL_END = re.compile(r"\s*</tool_call>")
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +63,7 @@ class Chat:
         """
         try:
             text = self.render(messages, tools)
-        except (jinja2.TemplateError, TypeError, ValueError) as error:
+        except (jinja2.TemplateError, LookupError, TypeError, ValueError) as error:
             raise PromptRejected("template_error", str(error)) from error
         return list(self.tokenizer.encode(text, add_special_tokens=False))
 
@@ -80,35 +84,58 @@ class Chat:
         """Ids as text, without special tokens such as the stop id."""
         return str(self.tokenizer.decode(ids, skip_special_tokens=True))
 
+    def thinking_end_id(self) -> int:
+        """The id that ends thinking, for run.json; -1 where the tokenizer has no such id."""
+        ids = self.tokenizer.encode(_THINK_END, add_special_tokens=False)
+        return int(ids[0]) if len(ids) == 1 else -1
+
     def parse(self, ids: list[int], thinking: bool = False) -> ParsedAnswer:
         """Split an answer into reasoning, content and tool calls."""
         return parse_answer(self.text(ids), thinking)
 
 
 def parse_answer(text: str, thinking: bool = False) -> ParsedAnswer:
-    """Split an answer's text. With `thinking`, text without an end marker is all reasoning."""
+    """Split an answer's text. Thinking without an end marker is all reasoning.
+
+    `thinking`: the prompt has opened the thinking already. Without it only an answer that begins
+    with the start marker thinks. A malformed tool call stays content.
+    """
+    opened = text.lstrip().startswith(_THINK_START)
     reasoning = ""
-    match = _THINK.match(text)
-    if match:
-        reasoning, text = match["reasoning"].strip(), text[match.end() :]
-    elif thinking:
-        return ParsedAnswer("", text.strip(), [])
-    calls = [call for m in _TOOL_CALL.finditer(text) if (call := _tool_call(m["call"]))]
-    content = _TOOL_CALL.sub("", text) if calls else text
+    if thinking or opened:
+        reasoning, _, text = text.partition(_THINK_END)
+        reasoning = reasoning.strip().removeprefix(_THINK_START).strip()
+    content, calls = _split_tool_calls(text)
     return ParsedAnswer(content.strip(), reasoning, calls)
 
 
-def _tool_call(text: str) -> Json | None:
+def _split_tool_calls(text: str) -> tuple[str, list[Json]]:
+    """The text around the well-formed tool calls, and these."""
+    kept: list[str] = []
+    calls: list[Json] = []
+    at = 0
+    while start := _CALL_START.search(text, at):
+        call, end = _tool_call(text, start.end())
+        kept.append(text[at : start.start() if call else end])
+        calls += [call] if call else []
+        at = end
+    return "".join([*kept, text[at:]]), calls
+
+
+def _tool_call(text: str, at: int) -> tuple[Json | None, int]:
+    """The call whose JSON begins at `at` and where it ends; None where it is malformed."""
     try:
-        call = orjson.loads(text)
-    except orjson.JSONDecodeError:
-        return None
-    if not isinstance(call, dict) or not isinstance(call.get("name"), str):
-        return None
+        # The JSON's own end counts: an argument may well contain the end marker.
+        _, end = json.JSONDecoder().raw_decode(text, at)
+        call = orjson.loads(text[at:end])
+    except (ValueError, RecursionError):
+        return None, at
+    closing = _CALL_END.match(text, end)
     arguments = call.get("arguments", {})
-    if not isinstance(arguments, dict):
-        return None
-    return {"type": "function", "function": {"name": call["name"], "arguments": arguments}}
+    if not closing or not isinstance(call.get("name"), str) or not isinstance(arguments, dict):
+        return None, at
+    function = {"name": call["name"], "arguments": arguments}
+    return {"type": "function", "function": function}, closing.end()
 
 
 def open_chat(model_dir: str, template: str, template_kwargs: Json) -> Chat:
@@ -120,10 +147,14 @@ def load_tokenizer(model_dir: str) -> PreTrainedTokenizerBase:
     """Never asks a hub. Raises Missing where the folder has no tokenizer."""
     if not (Path(model_dir) / "tokenizer.json").is_file():
         raise Missing(f"{model_dir or '(no folder)'}: no tokenizer.json: pass --model FOLDER")
+    from transformers import AutoTokenizer  # loads torch: seconds that `--help` need not take
+
     try:
         tokenizer: Any = AutoTokenizer.from_pretrained(model_dir, local_files_only=True)
-    except (OSError, ValueError) as error:
-        raise BadInput(f"{model_dir}: tokenizer can't be loaded: {error}") from error
+    except (
+        Exception
+    ) as error:  # tokenizers' Rust side raises nothing narrower for a file it dislikes
+        raise BadInput(f"{model_dir}: tokenizer can't be loaded: {error!r}") from error
     return tokenizer
 
 

@@ -14,7 +14,8 @@
     |  |- PromptRejected      one prompt can't be answered; carries a reason code
     |  |- EngineFailed        the inference server died or never got ready
     |  `- NotEnough           disk, memory or data is short for what was asked
-    `- Draining               this process is leaving: give the work back, nothing failed
+    |- Draining               this process is leaving: give the work back, nothing failed
+    `- LeaseLost              somebody else holds the batch: stop, give nothing back
 
 Third-party errors become one of these at the edge where they arise (store.py, engine.py, ...), by
 table; call sites never decide. Messages name the thing and say what to do next.
@@ -86,3 +87,7 @@ class NotEnough(Permanent):
 
 class Draining(FleetError):
     """This process is leaving; its work goes back to the queue."""
+
+
+class LeaseLost(FleetError):
+    """Another holder has the batch; what this one noted stays noted."""

@@ -14,6 +14,7 @@ UNFINISHED_THINKING = "unfinished_thinking"  # the end marker never came
 REPETITION = "repetition"  # the tail is one phrase over and over
 TOOL_RESULT_MISSING = "tool_result_missing"  # called a tool that has no recorded result
 TOOL_ROUNDS = "tool_rounds"  # stopped: too many rounds of tool calls
+CONTEXT_FULL = "context_full"  # stopped: a later turn no longer fits the context
 
 MIN_REPEATS = 6
 MAX_PERIOD = 32

@@ -83,14 +83,14 @@ class Hints:
         )
 
 
-def open_redis(settings: Settings) -> redis.Redis:
-    """A client that answers in text. Connects lazily: call `check_redis` to find out early."""
+def open_redis(settings: Settings, *, timeout_s: float = 30) -> redis.Redis:
+    """A client that answers in bytes. Connects lazily: call `check_redis` to find out early."""
     try:
         return redis.Redis.from_url(
             settings.redis_url,
             decode_responses=False,
-            socket_timeout=30,
-            socket_connect_timeout=10,
+            socket_timeout=timeout_s,
+            socket_connect_timeout=min(timeout_s, 10),
             socket_keepalive=True,
             health_check_interval=25,
         )

@@ -5,12 +5,13 @@ S3, below <prefix>/<run>/ ("once": written with If-None-Match: *, never changed 
     key                                      written by         content
     run.json                                 producer, once     RunSpec
     plan/log/<n>.json                        producer, once     Segment
-    plan/log/<n>.refused.jsonl.zst           producer, once     Refusal per line
+    plan/log/<n>.<hash>.refused.jsonl.zst    producer, once     Refusal per line; see Segment
     plan/<segment>/<batch>.jsonl             producer, once     Prompt per line
     data/<segment>/<batch>/<attempt>.jsonl.zst  worker, once    Row per line
     commits/<segment>/<batch>.json           worker, once       Commit
     tokens/<version>/<segment>/<batch>.arrow tokenizer, once    samples: ids and loss mask
     progress.json                            one worker at a time, by lease
+    probe/<random>                           worker's start     removed at once
     train/<name>/...                         trainer
 
 Redis, all below one configurable prefix ("dflash:"):
@@ -23,6 +24,7 @@ Redis, all below one configurable prefix ("dflash:"):
     journal:<run>:<b>   hash        journal             next holder   JOURNAL_S, or the commit
     progress:<run>      string      progress            progress      lease of the one writer
     worker:<slot>       hash        worker              status        WORKER_S, refreshed
+    dead:<reason>       list        tasks               people        the newest DEAD_KEPT
 
 A batch is named "<segment>/<batch>" in Redis, so that the name is enough to find its plan.
 """
@@ -35,6 +37,7 @@ LEASE_MS = 15_000
 REAP_DEADLINE_MS = 5_000
 JOURNAL_S = 24 * 3600
 WORKER_S = 15
+DEAD_KEPT = 1000
 
 TOKENS_VERSION = "v1"
 
@@ -68,8 +71,8 @@ class RunKeys:
     def segment(self, number: int) -> str:
         return f"{self.plan_log}{number:06d}.json"
 
-    def refusals(self, number: int) -> str:
-        return f"{self.plan_log}{number:06d}.refused.jsonl.zst"
+    def refusals(self, number: int, body_hash: str) -> str:
+        return f"{self.plan_log}{number:06d}.{body_hash}.refused.jsonl.zst"
 
     def prompts(self, segment: int, batch: str) -> str:
         return f"{self.run}/plan/{segment:06d}/{batch}.jsonl"
@@ -82,6 +85,9 @@ class RunKeys:
 
     def shard(self, segment: int, batch: str) -> str:
         return f"{self.tokens}{segment:06d}/{batch}.arrow"
+
+    def probe(self, name: str) -> str:
+        return f"{self.run}/probe/{name}"
 
     def train(self, name: str) -> str:
         return f"{self.run}/train/{name}/"
@@ -110,6 +116,9 @@ class RedisKeys:
 
     def worker(self, slot: str) -> str:
         return f"{self.prefix}worker:{slot}"
+
+    def dead(self, reason: str) -> str:
+        return f"{self.prefix}dead:{reason}"
 
 
 def batch_name(segment: int, batch: str) -> str:

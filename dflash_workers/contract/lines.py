@@ -48,6 +48,6 @@ def compress(body: bytes) -> bytes:
 def decompress(body: bytes) -> bytes:
     """Inverse of compress. Raises Corrupt."""
     try:
-        return zstandard.ZstdDecompressor().decompress(body)
+        return zstandard.ZstdDecompressor().decompress(body, allow_extra_data=False)
     except zstandard.ZstdError as error:
         raise Corrupt(f"not a zstd object: {error}") from error

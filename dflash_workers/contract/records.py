@@ -66,6 +66,7 @@ class RunSpec:
     template_kwargs: Json  # e.g. {"enable_thinking": true}
     sampling: Sampling
     multi_turn: str  # "rollout": each user turn is answered by the target on its own history
+    thinking_end_id: int = -1  # the tokenizer's id of "</think>"; -1: it has none
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +126,7 @@ class Segment:
     num_refused: int
     num_duplicates: int
     sealed: bool  # true only in the last segment of a run
+    refusals: str = ""  # key of the object with the refused rows; empty: none
     options: Json = field(default_factory=dict)
 
 

@@ -37,6 +37,7 @@ class Settings:
     engine_url: str = "http://127.0.0.1:30000"
     max_in_flight: int = 48  # requests running in the engine at once
     slot: str = ""  # a stable name for this worker; empty: host name
+    flower_login: str = field(default="", repr=False)  # "user:password" for Flower
 
     def __post_init__(self) -> None:
         if self.run and not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", self.run):
@@ -51,8 +52,8 @@ class Settings:
         return self.run
 
     def public_redis_url(self) -> str:
-        """The Redis URL without its password, for messages."""
-        return re.sub(r"//[^@/]*@", "//***@", self.redis_url)
+        """The Redis URL without user, password and options, for messages."""
+        return re.sub(r"//.*@", "//***@", self.redis_url).partition("?")[0]
 
     def environment(self) -> dict[str, str]:
         """These settings as DFLASH_* variables, for a child process."""
@@ -98,6 +99,8 @@ def _read_config(path: Path, names: Mapping[str, object]) -> Mapping[str, object
 
 
 def _typed(name: str, value: object, kind: object) -> object:
+    if isinstance(value, (list, dict)):
+        raise BadInput(f"{name} must be a single value, not {value!r}")
     if kind != "int":
         return str(value)
     try:

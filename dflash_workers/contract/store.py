@@ -56,6 +56,13 @@ FATE_BY_STATUS: dict[int, type[FleetError]] = {
     412: Conflict,
     429: StoreUnavailable,
 }
+# The request or the reply was lost or garbled on the way; every other botocore error is ours.
+_NO_ANSWER = (
+    botocore.exceptions.ConnectionError,
+    botocore.exceptions.HTTPClientError,
+    botocore.exceptions.IncompleteReadError,
+    botocore.exceptions.FlexibleChecksumError,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,10 +160,7 @@ class Store:
             raise AccessDenied(
                 f"{where}: no credentials: set DFLASH_S3_ACCESS_KEY and DFLASH_S3_SECRET_KEY"
             ) from error
-        except (
-            botocore.exceptions.HTTPClientError,
-            botocore.exceptions.IncompleteReadError,
-        ) as error:
+        except _NO_ANSWER as error:
             raise StoreUnavailable(
                 f"{where}: could not {action}: {type(error).__name__}: is it running, and is "
                 "DFLASH_S3_ENDPOINT right?"
@@ -170,10 +174,10 @@ _ADVICE: dict[type[FleetError], str] = {
 }
 
 
-def open_store(settings: Settings) -> Store:
+def open_store(settings: Settings, *, max_attempts: int = 5) -> Store:
     """A Store from settings. Connects lazily: call `check` to find out early."""
     config = botocore.config.Config(
-        retries={"mode": "standard", "max_attempts": 5},
+        retries={"mode": "standard", "max_attempts": max_attempts},
         connect_timeout=5,
         read_timeout=60,
         tcp_keepalive=True,
