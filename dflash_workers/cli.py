@@ -1,5 +1,121 @@
-"""Verbs."""
+"""The workers' verbs of `dflash-fleet`: worker, status, flower.
+
+Mounted by fleet.py. A verb's parameters are its flags, however many. Flags win over the
+environment (DFLASH_*), that over dflash.toml.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Annotated, NoReturn
 
 import typer
 
+from dflash_workers.contract.errors import BadInput
+from dflash_workers.contract.hints import check_redis, open_hints
+from dflash_workers.contract.settings import load_settings
+from dflash_workers.contract.store import open_store
+from dflash_workers.contract.terminal import err, report
+from dflash_workers.logs import set_up_logs
+from dflash_workers.status import read_status
+from dflash_workers.worker import Options, Worker
+
 app = typer.Typer()
+
+RunOption = Annotated[str, typer.Option("--run", help="Name of the run.", show_default=False)]
+
+
+@app.command()
+def worker(
+    run: RunOption = "",
+    model: Annotated[str, typer.Option(help="Folder of the target model.")] = "",
+    engine_url: Annotated[str, typer.Option(help="The SGLang server.", show_default=False)] = "",
+    max_in_flight: Annotated[
+        int | None, typer.Option(help="Requests running in the engine at once.", min=1)
+    ] = None,
+    slot: Annotated[str, typer.Option(help="A stable name for this worker.")] = "",
+    batches: Annotated[
+        int, typer.Option(help="Batches at once; 0: enough to keep the engine full.", min=0)
+    ] = 0,
+    wait_s: Annotated[float, typer.Option(help="Seconds to wait for the engine.", min=0)] = 60.0,
+    idle_exit_s: Annotated[
+        float, typer.Option(help="Leave after so many seconds without work; 0: never.", min=0)
+    ] = 0.0,
+) -> None:
+    """Turn queued batches into commits, through one SGLang server.
+
+    Checks Redis, S3, the run, the model and the engine first. SIGTERM gives running batches back.
+
+    Example: dflash-fleet worker --run qwen3-8b --model /models/Qwen3-8B
+    """
+    set_up_logs()
+    flags = {
+        "run": run,
+        "model": model,
+        "engine_url": engine_url,
+        "max_in_flight": max_in_flight,
+        "slot": slot,
+    }
+    settings = load_settings(flags)
+    process = Worker(settings, Options(wait_s=wait_s, idle_exit_s=idle_exit_s))
+    raise typer.Exit(_run_celery(process, batches or _batches_for(settings.max_in_flight)))
+
+
+@app.command()
+def status(
+    run: RunOption = "",
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
+) -> None:
+    """Say how far a run is and who works on it, from S3 and Redis.
+
+    Example: dflash-fleet status --run qwen3-8b --json
+    """
+    settings = load_settings({"run": run})
+    hints = open_hints(settings)
+    check_redis(hints.redis, settings)
+    report(read_status(open_store(settings), hints, settings.require_run()), as_json=as_json)
+
+
+@app.command()
+def flower(
+    port: Annotated[int, typer.Option(help="Port on 127.0.0.1.", min=1, max=65535)] = 5555,
+) -> NoReturn:
+    """Start Flower, on this machine alone and behind a password.
+
+    The login is DFLASH_FLOWER_LOGIN (or flower_login in dflash.toml): never a flag, because flags
+    can be seen by everybody on the machine.
+
+    Example: DFLASH_FLOWER_LOGIN=admin:secret dflash-fleet flower --port 5555
+    """
+    settings = load_settings({})
+    user, _, password = settings.flower_login.partition(":")
+    if not user or not password:
+        raise BadInput("Flower wants a login: set DFLASH_FLOWER_LOGIN to user:password")
+    check_redis(open_hints(settings).redis, settings)
+    err.print(f"Flower: http://127.0.0.1:{port}", markup=False)
+    environ = os.environ | {
+        "BROKER_URL": settings.redis_url,
+        "FLOWER_BASIC_AUTH": settings.flower_login,
+    }
+    options = ["--address=127.0.0.1", f"--port={port}", "--max-tasks=10000"]
+    command = [sys.executable, "-m", "celery", "--config=celeryconfig", "flower", *options]
+    os.execve(sys.executable, command, environ)
+
+
+def _run_celery(process: Worker, num_batches: int) -> int:
+    """Until a signal ends it; the exit code."""
+    options = [
+        "--pool=threads",
+        f"--concurrency={num_batches}",
+        "--without-gossip",
+        "--without-mingle",
+        f"--hostname={process.site.slot}@%h",
+    ]
+    exit_code: int | None = process.make_app().start(["--quiet", "worker", *options])
+    return exit_code or 0
+
+
+def _batches_for(max_in_flight: int) -> int:
+    """Batches of 64 that fill the engine, and two whose start covers the others' tails."""
+    return 2 + -(-max_in_flight // 64)

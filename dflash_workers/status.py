@@ -1,0 +1,49 @@
+"""What `dflash-fleet status` shows: a run's truth from S3, and what Redis says about who works.
+
+From <- progress.Meter, claims' sets, heartbeats; to -> cli. Reads only.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import celeryconfig
+from dflash_workers.contract.hints import Hints, translated_redis
+from dflash_workers.contract.records import Json, encode
+from dflash_workers.contract.store import Store
+from dflash_workers.progress import measure
+from dflash_workers.runs import read_spec
+
+
+def read_status(store: Store, hints: Hints, run: str) -> Json:
+    """Progress by its own names, then the queue's, the claims' and the workers' figures."""
+    spec = read_spec(store, run)
+    progress = encode(measure(store, run))
+    queue = celeryconfig.generate_queue(spec.target.fingerprint())
+    with translated_redis(hints.where):
+        return {
+            "run": run,
+            **progress,
+            "queue": queue,
+            "num_queued": hints.num_queued(queue),
+            "num_pending": int(hints.redis.zcard(hints.keys.pending(run))),
+            "num_inflight": int(hints.redis.zcard(hints.keys.inflight(run))),
+            "workers": _workers(hints),
+        }
+
+
+def _workers(hints: Hints) -> list[Json]:
+    prefix = hints.keys.worker("")
+    workers = []
+    for key in hints.redis.scan_iter(match=f"{prefix}*"):
+        facts: dict[bytes, bytes] = hints.redis.hgetall(key)  # type: ignore[assignment]
+        slot = key.decode().removeprefix(prefix)
+        workers.append({"slot": slot, **{k.decode(): _value(v) for k, v in facts.items()}})
+    return sorted(workers, key=lambda worker: str(worker["slot"]))
+
+
+def _value(text: bytes) -> Any:
+    try:
+        return float(text)
+    except ValueError:
+        return text.decode()

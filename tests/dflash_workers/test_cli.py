@@ -1,0 +1,52 @@
+"""The workers' verbs as a person calls them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import orjson
+import pytest
+from typer.testing import CliRunner
+
+from dflash_workers.cli import app
+from dflash_workers.contract.errors import BadInput
+from dflash_workers.contract.hints import Hints
+from dflash_workers.contract.settings import Settings
+from dflash_workers.worker import Worker
+from tests.planned import Plan, prompt
+
+
+@pytest.mark.parametrize("verb", ["worker", "status", "flower"])
+def test_every_verb_explains_itself_with_an_example(verb: str) -> None:
+    shown = CliRunner().invoke(app, [verb, "--help"])
+
+    assert shown.exit_code == 0
+    assert "dflash-fleet " + verb in shown.output
+
+
+def test_status_says_what_s3_and_redis_know(
+    plan: Plan, hints: Hints, settings: Settings, make_worker: Callable[..., Worker]
+) -> None:
+    messages = plan.add([prompt("say:a"), prompt("say:b")], [prompt("say:c")])
+    hints.offer(messages, plan.queue)
+    claim = make_worker("here").site.claims.claim(messages[0])
+    assert claim is not None
+    environ = {k: v for k, v in settings.environment().items() if v}
+
+    shown = CliRunner().invoke(app, ["status", "--json"], env=environ)
+
+    assert shown.exit_code == 0, shown.output
+    facts = orjson.loads(shown.stdout)
+    assert (facts["total"], facts["completed"], facts["failed"]) == (3, 0, 0)
+    assert (facts["num_queued"], facts["num_pending"], facts["num_inflight"]) == (2, 1, 1)
+    assert facts["status"] == "running"
+
+
+def test_flower_never_starts_without_a_login(settings: Settings) -> None:
+    environ = {k: v for k, v in settings.environment().items() if v}
+
+    for login in ({}, {"DFLASH_FLOWER_LOGIN": "admin"}, {"DFLASH_FLOWER_LOGIN": "admin:"}):
+        shown = CliRunner().invoke(app, ["flower"], env=environ | login)
+
+        assert isinstance(shown.exception, BadInput)
+        assert "DFLASH_FLOWER_LOGIN" in str(shown.exception)
