@@ -1,0 +1,110 @@
+"""One update."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from trainer.drafter.config import DrafterShape, drafter_config
+from trainer.drafter.loss import LossRecipe
+from trainer.drafter.model import Drafter
+from trainer.drafter.start import start_at_random
+from trainer.online.batches import Corpus, DataRecipe, MicroBatch, Place
+from trainer.online.features import Features
+from trainer.online.step import OptimizerRecipe, Stepper, learning_rate
+from trainer.online.target import load_target, target_config
+from trainer.tokens.shards import Sample
+
+MakeSamples = Callable[..., list[Sample]]
+
+
+@pytest.fixture
+def make_stepper(qwen_dir: Path) -> Callable[[], Stepper]:
+    shape = DrafterShape(num_layers=1, block_size=4, target_layer_ids=[1, 3])
+
+    def make() -> Stepper:
+        config = drafter_config(target_config(str(qwen_dir)), shape, str(qwen_dir))
+        drafter = Drafter(config)
+        start_at_random(drafter, 0)
+        cpu = torch.device("cpu")
+        target = load_target(str(qwen_dir), [1, 3], dtype=torch.float32, device=cpu)
+        return Stepper(
+            drafter,
+            target,
+            Features(target, 0),
+            loss=LossRecipe(2.0),
+            optimizer=OptimizerRecipe(1e-3),
+        )
+
+    return make
+
+
+def weights(stepper: Stepper) -> torch.Tensor:
+    return torch.nn.utils.parameters_to_vector(stepper.drafter.parameters()).detach().clone()
+
+
+def batch_of(samples: list[Sample]) -> MicroBatch:
+    recipe = DataRecipe(batch_size=8, num_anchors=6, max_len=64, pad_multiple=64, min_samples=1)
+    return next(Corpus(samples, recipe, seed=0).from_place(Place()))
+
+
+def test_the_split_into_microbatches_changes_nothing_but_rounding(
+    make_stepper: Callable[[], Stepper], make_samples: MakeSamples
+) -> None:
+    whole = batch_of(make_samples(8))
+    parts = [
+        replace(
+            whole,
+            ids_BL=whole.ids_BL[s],
+            lengths_B=whole.lengths_B[s],
+            anchors_BA=whole.anchors_BA[s],
+        )
+        for s in (slice(0, 2), slice(2, 8))  # of unlike weight
+    ]
+    one, two = make_stepper(), make_stepper()
+
+    metrics = one.step([whole], at=50, num_steps=100)
+    metrics_of_parts = two.step(parts, at=50, num_steps=100)
+
+    assert metrics_of_parts.loss == pytest.approx(metrics.loss, rel=1e-6)
+    assert metrics_of_parts.gradient_norm == pytest.approx(metrics.gradient_norm, rel=1e-4)
+    assert metrics_of_parts.accuracy_by_place == metrics.accuracy_by_place
+
+
+def test_steps_on_the_same_data_lower_the_loss(
+    make_stepper: Callable[[], Stepper], make_samples: MakeSamples
+) -> None:
+    stepper, batch = make_stepper(), batch_of(make_samples(8))
+
+    losses = [stepper.step([batch], at=10, num_steps=100).loss for _ in range(15)]
+
+    assert losses[-1] < losses[0] - 0.5
+
+
+def test_padding_changes_neither_loss_nor_update(
+    make_stepper: Callable[[], Stepper], make_samples: MakeSamples
+) -> None:
+    batch = batch_of(make_samples(8))
+    longest = int(batch.lengths_B.max())
+    other_ids = batch.ids_BL.clone()
+    other_ids[:, longest:] = 77
+    other = replace(batch, ids_BL=other_ids)
+    one, two = make_stepper(), make_stepper()
+
+    assert one.step([batch], at=5, num_steps=9) == two.step([other], at=5, num_steps=9)
+    assert torch.equal(weights(one), weights(two))
+
+
+def test_the_rate_warms_up_and_ends_near_zero() -> None:
+    recipe = OptimizerRecipe(learning_rate=1.0, warmup_share=0.04)
+
+    rates = [learning_rate(recipe, at, 100) for at in range(100)]
+
+    assert rates[:4] == [0.25, 0.5, 0.75, 1.0]
+    assert rates[4] == 1.0
+    assert rates[4:] == sorted(rates[4:], reverse=True)
+    assert rates[-1] < 0.001
