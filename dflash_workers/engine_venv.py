@@ -139,7 +139,16 @@ def _pinned_torch() -> str:
 
 
 def _install(plan: VenvPlan, *arguments: str) -> None:
-    _output(plan, "-m", "pip", "--disable-pip-version-check", "install", "--quiet", *arguments)
+    _output(
+        plan,
+        "-m",
+        "pip",
+        "--disable-pip-version-check",
+        "install",
+        "--quiet",
+        "--no-compile",
+        *arguments,
+    )
 
 
 def _output(plan: VenvPlan, *arguments: str) -> str:

@@ -158,11 +158,18 @@ def measure_drafter(
     """`evaluate` on the run's first held-out prompts."""
     prompts, stop_ids = _heldout_prompts(settings)
     err.print(f"{len(prompts)} held-out prompts, the first {num_prompts} are used", markup=False)
+    exports = _load("trainer.drafter.export")
+    recipe = exports.read_provenance(drafter).get("recipe", {})
+    start = _load("trainer.drafter.start").Start(
+        seed=recipe.get("seed", 0),
+        copies_target=recipe.get("drafter", {}).get("copy_target_layers", False),
+    )
     measured: Evaluation = _load("trainer.evaluate").evaluate(
         settings.model,
-        _load("trainer.drafter.export").load_export(drafter),
+        exports.load_export(drafter),
         prompts[:num_prompts],
         _load("trainer.drafter.speculate").Limits(max_new_tokens, frozenset(stop_ids)),
+        start=start,
     )
     return measured
 

@@ -2,9 +2,9 @@
 
 Used by the `evaluate` verb and by demo.py, on an export of drafter/export.py. The trained drafter
 decodes for real, and its replies must be the target's own, token by token; a difference where the
-target's two best logits are less than TIE apart is a tie, any other is a fault. The untrained one
-(same shape, random weights) is judged along the same replies, which is the same measure and quick.
-Replies that end in a loop are left out: they are easy to guess and nobody wants them.
+target's two best logits are less than TIE apart is a tie, any other is a fault. The untrained one,
+which training began with, is judged along the same replies: the same measure, and quick. Replies
+that end in a loop are left out: they are easy to guess and nobody wants them.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from trainer.drafter.speculate import (
     decode_greedily,
     decode_speculatively,
 )
-from trainer.drafter.start import start_at_random
+from trainer.drafter.start import Start, untrained_drafter
 from trainer.online.target import FrozenTarget, load_target
 
 TIE = 1e-4  # logits
@@ -54,7 +54,12 @@ class Evaluation:
 
 
 def evaluate(
-    model_dir: str, drafter: Drafter, prompts: Sequence[Sequence[int]], limits: Limits
+    model_dir: str,
+    drafter: Drafter,
+    prompts: Sequence[Sequence[int]],
+    limits: Limits,
+    *,
+    start: Start,
 ) -> Evaluation:
     """Measure on prompts that were not trained on. Raises NotEnough where all replies are loops."""
     began = time.monotonic()
@@ -63,12 +68,11 @@ def evaluate(
         model_dir, drafter.config.target_layer_ids, dtype=torch.float32, device=device
     )
     drafter = drafter.to(device).eval()
-    untrained = Drafter(drafter.config)
-    start_at_random(untrained, seed=0)
+    untrained = untrained_drafter(drafter.config, start, target.layers, target.norm)
     untrained.to(device).eval()
     replies: list[GreedyReply] = []
-    for start in range(0, len(prompts), PROMPTS_AT_ONCE):
-        replies += decode_greedily(target, prompts[start : start + PROMPTS_AT_ONCE], limits)
+    for at in range(0, len(prompts), PROMPTS_AT_ONCE):
+        replies += decode_greedily(target, prompts[at : at + PROMPTS_AT_ONCE], limits)
     judged = [
         (prompt, reply)
         for prompt, reply in zip(prompts, replies, strict=True)

@@ -11,7 +11,7 @@ from dflash_workers.contract.errors import NotEnough
 from trainer.drafter.config import DrafterShape, drafter_config
 from trainer.drafter.model import Drafter
 from trainer.drafter.speculate import GreedyReply, Limits
-from trainer.drafter.start import start_at_random
+from trainer.drafter.start import Start, start_at_random
 from trainer.evaluate import bootstrap_interval, evaluate, parting_gap
 from trainer.online.target import target_config
 
@@ -29,7 +29,9 @@ def test_an_untrained_drafter_gains_nothing_and_breaks_nothing(
 ) -> None:
     prompts = [[11, 12, 13, 14], [200, 7, 31]]
 
-    measured = evaluate(str(qwen_dir), untrained, prompts, Limits(16, frozenset()))
+    measured = evaluate(
+        str(qwen_dir), untrained, prompts, Limits(16, frozenset()), start=Start(seed=0)
+    )
 
     assert measured.accept_length == measured.accept_length_untrained
     assert (measured.gain, measured.gain_low, measured.gain_high) == (0.0, 0.0, 0.0)
@@ -38,7 +40,7 @@ def test_an_untrained_drafter_gains_nothing_and_breaks_nothing(
 
 def test_without_a_prompt_there_is_nothing_to_measure(qwen_dir: Path, untrained: Drafter) -> None:
     with pytest.raises(NotEnough):
-        evaluate(str(qwen_dir), untrained, [], Limits(16, frozenset()))
+        evaluate(str(qwen_dir), untrained, [], Limits(16, frozenset()), start=Start(seed=0))
 
 
 def test_the_interval_holds_the_mean_and_narrows_with_more_prompts() -> None:

@@ -57,6 +57,16 @@ def load_export(folder: Path) -> Drafter:
     return drafter
 
 
+def read_provenance(folder: Path) -> Json:
+    """Where an export comes from; empty where it does not say. Raises Corrupt."""
+    path = folder / PROVENANCE
+    try:
+        provenance: Json = orjson.loads(path.read_bytes()) if path.is_file() else {}
+    except orjson.JSONDecodeError as error:
+        raise Corrupt(f"{path}: {error}") from error
+    return provenance
+
+
 def lint(folder: Path) -> DrafterConfig:
     """What an export says it is, once its tensors are just those. Raises Missing, Corrupt."""
     for name in (CONFIG, WEIGHTS):

@@ -1,19 +1,42 @@
 """How a drafter begins: at random, or as a copy of the target's last layers.
 
-Called by online/train.py before the first step, on the whole target (its last layers are dropped
-for training). A copy already speaks the language of the target's residual stream and head, and
-learns faster where its shape fits. Invariant: a seed decides every random weight.
+Used by online/train.py before the first step, on the whole target (its last layers are dropped for
+training), and by evaluate.py for the drafter to compare with. A copy already speaks the language of
+the target's residual stream and head, and learns faster where its shape fits. Invariant: a Start
+decides every weight.
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import torch
 from torch import nn
 
 from dflash_workers.contract.errors import BadInput
+from trainer.drafter.config import DrafterConfig
 from trainer.drafter.model import Drafter
 
 RANDOM_STD = 0.02  # the initializer_range of the format's config
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Decides every weight of an untrained drafter."""
+
+    seed: int = 0
+    copies_target: bool = False
+
+
+def untrained_drafter(
+    config: DrafterConfig, start: Start, layers: nn.ModuleList, norm: nn.Module
+) -> Drafter:
+    """The drafter that training begins with; `layers` and `norm` are the whole target's."""
+    drafter = Drafter(config)
+    start_at_random(drafter, start.seed)
+    if start.copies_target:
+        copy_target_layers(drafter, layers, norm)
+    return drafter
 
 
 def start_at_random(drafter: Drafter, seed: int) -> None:

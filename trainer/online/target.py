@@ -38,6 +38,12 @@ class FrozenTarget:
         return layers
 
     @property
+    def norm(self) -> nn.Module:
+        """The norm behind the last layer."""
+        norm: nn.Module = self.model.get_decoder().norm
+        return norm
+
+    @property
     def head_VD(self) -> Tensor:
         weight: Tensor = self.model.get_output_embeddings().weight
         return weight

@@ -28,8 +28,7 @@ from dflash_workers.contract.records import Json, encode
 from dflash_workers.contract.store import Store
 from trainer.drafter.config import DrafterShape, drafter_config
 from trainer.drafter.loss import LossRecipe
-from trainer.drafter.model import Drafter
-from trainer.drafter.start import copy_target_layers, start_at_random
+from trainer.drafter.start import Start, untrained_drafter
 from trainer.online.batches import Corpus, DataRecipe, MicroBatch, Place, read_samples
 from trainer.online.checkpoint import (
     TrainState,
@@ -203,10 +202,8 @@ def _build(state: TrainState, recipe: TrainRecipe, model_dir: str) -> Stepper:
     # bf16 is what the target is served in; a CPU computes it many times slower than fp32.
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     target = load_target(model_dir, state.config.target_layer_ids, dtype=dtype, device=device)
-    drafter = Drafter(state.config)
-    start_at_random(drafter, recipe.seed)
-    if recipe.drafter.copy_target_layers:
-        copy_target_layers(drafter, target.layers, target.model.get_decoder().norm)
+    start = Start(recipe.seed, recipe.drafter.copy_target_layers)
+    drafter = untrained_drafter(state.config, start, target.layers, target.norm)
     target.cut()
     features = Features(target, recipe.data.keep_features_mb)
     return Stepper(
