@@ -70,14 +70,8 @@ def evaluate(
     drafter = drafter.to(device).eval()
     untrained = untrained_drafter(drafter.config, start, target.layers, target.norm)
     untrained.to(device).eval()
-    replies: list[GreedyReply] = []
-    for at in range(0, len(prompts), PROMPTS_AT_ONCE):
-        replies += decode_greedily(target, prompts[at : at + PROMPTS_AT_ONCE], limits)
-    judged = [
-        (prompt, reply)
-        for prompt, reply in zip(prompts, replies, strict=True)
-        if len(reply.ids) > 1 and not is_repetitive(reply.ids)
-    ]
+    replies = _decode_plainly(target, prompts, limits)
+    judged = [(p, r) for p, r in zip(prompts, replies, strict=True) if _can_be_judged(r)]
     if not judged:
         raise NotEnough(f"none of {len(prompts)} replies can be judged: all loop or are empty")
     before = [_mean(accepted_along(target, untrained, p, r.ids)) for p, r in judged]
@@ -114,6 +108,19 @@ def parting_gap(plain: GreedyReply, ids: Sequence[int]) -> float | None:
         return None
     pairs = enumerate(zip(plain.ids, ids, strict=False))
     return next((plain.gaps[i] for i, (a, b) in pairs if a != b), float("inf"))
+
+
+def _decode_plainly(
+    target: FrozenTarget, prompts: Sequence[Sequence[int]], limits: Limits
+) -> list[GreedyReply]:
+    replies: list[GreedyReply] = []
+    for at in range(0, len(prompts), PROMPTS_AT_ONCE):
+        replies += decode_greedily(target, prompts[at : at + PROMPTS_AT_ONCE], limits)
+    return replies
+
+
+def _can_be_judged(reply: GreedyReply) -> bool:
+    return len(reply.ids) > 1 and not is_repetitive(reply.ids)
 
 
 def _decode_all(
