@@ -28,6 +28,7 @@ CPU_ENGINE = Path(__file__).with_name("cpu_engine")
 REQUIREMENTS = CPU_ENGINE / "requirements.txt"
 WITHOUT_DEPENDENCIES = ("torchvision==0.28.0", "sglang==0.5.17")
 MARKER = ".dflash-engine"
+CUDA_PARTS = ("cuda-", "nvidia-", "triton")  # distributions that a CUDA build of torch brings
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +83,7 @@ def make_venv(plan: VenvPlan) -> None:
     torch = _shareable_torch() if plan.share_torch else None
     if torch:
         _step(f"sharing torch {torch.version} of {sys.prefix}")
-        _link_torch(plan, torch)
+        _link(plan, [torch, *_cuda_parts()])
     elif plan.torch_index_url:
         _step(f"installing torch {_pinned_torch()}")
         _install(plan, f"torch=={_pinned_torch()}", "--index-url", plan.torch_index_url)
@@ -108,20 +109,25 @@ def _remove_old(folder: Path) -> None:
     shutil.rmtree(folder)
 
 
-def _link_torch(plan: VenvPlan, torch: Distribution) -> None:
-    """Symlinks to torch's packages, and a copy of its metadata so that pip sees it installed.
+def _link(plan: VenvPlan, distributions: list[Distribution]) -> None:
+    """Symlinks to their packages, and a copy of their metadata so that pip sees them installed.
 
     The copy has no RECORD: without it pip refuses to uninstall, which would go through the links
     and empty the other venv.
     """
-    purelib = _output(plan, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))")
-    source = Path(str(torch.locate_file("")))
-    for name in sorted({file.parts[0] for file in torch.files or ()} - {"..", "__pycache__"}):
-        link = Path(purelib) / name
-        if name.endswith(".dist-info"):
-            shutil.copytree(source / name, link, ignore=shutil.ignore_patterns("RECORD"))
-        else:
-            link.symlink_to(source / name)
+    purelib = Path(_output(plan, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"))
+    for distribution in distributions:
+        source = Path(str(distribution.locate_file("")))
+        for name in {file.parts[0] for file in distribution.files or ()} - {"..", "__pycache__"}:
+            link = purelib / name
+            if name.endswith(".dist-info"):
+                shutil.copytree(source / name, link, ignore=shutil.ignore_patterns("RECORD"))
+            elif not link.is_symlink():  # `nvidia` and `cuda` belong to several
+                link.symlink_to(source / name)
+
+
+def _cuda_parts() -> list[Distribution]:
+    return [d for d in importlib.metadata.distributions() if d.name.startswith(CUDA_PARTS)]
 
 
 def _shareable_torch() -> Distribution | None:

@@ -41,7 +41,7 @@ def test_a_shared_torch_is_seen_by_pip_and_safe_from_it(tmp_path: Path) -> None:
     plan = VenvPlan(tmp_path / "engine", share_torch=True)
     venv.create(plan.folder, with_pip=True)
 
-    engine_venv._link_torch(plan, torch)
+    engine_venv._link(plan, [torch])
 
     code = "import importlib.metadata as m; print(m.version('torch'))"
     assert engine_venv._output(plan, "-c", code) == torch.version
