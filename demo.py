@@ -45,7 +45,7 @@ EXAMPLES = ROOT / "examples"
 
 NEEDED_DISK_GB = 2.0  # model, services' data, checkpoints
 NEEDED_MEMORY_GB = 4.0
-EXPECTED_MINUTES = 8  # on 2 cores, the installs not counted
+EXPECTED_MINUTES = 11  # on 2 cores, the installs not counted
 
 RUN = "demo"
 MODEL = "smollm2-135m"
@@ -94,9 +94,9 @@ def demo(
         Path, typer.Option(help="Python of the engine's own venv.")
     ] = ENGINE_PYTHON,
     rows: Annotated[int | None, typer.Option(min=1, help="Read fewer examples.")] = None,
-    max_tokens: Annotated[int, typer.Option(min=2, help="New tokens per answer.")] = 48,
-    steps: Annotated[int, typer.Option(min=1, help="Training steps.")] = 400,
-    heldout: Annotated[int, typer.Option(min=1, help="Prompts to measure on, at most.")] = 14,
+    max_tokens: Annotated[int, typer.Option(min=2, help="New tokens per answer.")] = 40,
+    steps: Annotated[int, typer.Option(min=1, help="Training steps.")] = 300,
+    heldout: Annotated[int, typer.Option(min=1, help="Prompts to measure on, at most.")] = 12,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
 ) -> None:
     """Go the whole way of a prompt on this machine, from examples to a measured drafter.

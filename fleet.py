@@ -41,6 +41,9 @@ def settings_of_all_verbs(
 
 def main() -> None:
     """Run one verb; exit 0, 1, 2, 3 or 130."""
+    # Read when torch is loaded. Threads that spin while they wait starve each other as soon as a
+    # machine's cores are shared: one other busy process made decoding five times slower.
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     try:
         app()
     except FleetError as error:
