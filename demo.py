@@ -23,7 +23,7 @@ import psutil
 import typer
 from rich.table import Table
 
-from dflash_workers.contract.errors import EngineFailed, FleetError, Missing, NotEnough
+from dflash_workers.contract.errors import BadInput, EngineFailed, FleetError, Missing, NotEnough
 from dflash_workers.contract.settings import Settings, load_settings
 from dflash_workers.contract.terminal import ExitCode, err, out, progress_bar, report
 from dflash_workers.embedded import embedded_services, free_ports
@@ -45,7 +45,7 @@ EXAMPLES = ROOT / "examples"
 
 NEEDED_DISK_GB = 2.0  # model, services' data, checkpoints
 NEEDED_MEMORY_GB = 4.0
-EXPECTED_MINUTES = 11  # on 2 cores, the installs not counted
+EXPECTED_MINUTES = 12  # on 2 cores, the installs not counted
 
 RUN = "demo"
 MODEL = "smollm2-135m"
@@ -94,9 +94,9 @@ def demo(
         Path, typer.Option(help="Python of the engine's own venv.")
     ] = ENGINE_PYTHON,
     rows: Annotated[int | None, typer.Option(min=1, help="Read fewer examples.")] = None,
-    max_tokens: Annotated[int, typer.Option(min=2, help="New tokens per answer.")] = 40,
-    steps: Annotated[int, typer.Option(min=1, help="Training steps.")] = 300,
-    heldout: Annotated[int, typer.Option(min=1, help="Prompts to measure on, at most.")] = 12,
+    max_tokens: Annotated[int, typer.Option(min=2, help="New tokens per answer.")] = 48,
+    steps: Annotated[int, typer.Option(min=1, help="Training steps.")] = 400,
+    heldout: Annotated[int, typer.Option(min=1, help="Prompts to measure on, at most.")] = 14,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
 ) -> None:
     """Go the whole way of a prompt on this machine, from examples to a measured drafter.
@@ -127,7 +127,10 @@ def demo(
 
 def check_room(state: Path) -> None:
     """Say what the demo needs and what is there. Raises NotEnough."""
-    state.mkdir(parents=True, exist_ok=True)
+    try:
+        state.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise BadInput(f"--state {state}: {error.strerror}: name a folder") from error
     disk_gb = shutil.disk_usage(state).free / 1e9
     memory_gb = psutil.virtual_memory().available / 1e9
     err.print(
@@ -170,7 +173,7 @@ def start_services(setup: Demo) -> Iterator[Settings]:
     with embedded_services(
         setup.state,
         given,
-        external_redis=given.redis_url != Settings().redis_url,
+        external_redis=bool(given.redis_url),
         external_s3=bool(given.s3_endpoint),
     ) as settings:
         yield settings

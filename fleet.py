@@ -47,7 +47,7 @@ def main() -> None:
     try:
         app()
     except FleetError as error:
-        if os.environ.get("DFLASH_DEBUG"):
+        if os.environ.get("DFLASH_DEBUG", "0") != "0":
             raise
         err.print(f"dflash-fleet: {error}", markup=False, soft_wrap=True)
         sys.exit(ExitCode.COULD_NOT)

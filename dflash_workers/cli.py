@@ -95,7 +95,7 @@ def flower(
     check_redis(open_hints(settings).redis, settings)
     err.print(f"Flower: http://127.0.0.1:{port}", markup=False)
     environ = os.environ | {
-        "BROKER_URL": settings.redis_url,
+        "BROKER_URL": settings.broker_url,
         "FLOWER_BASIC_AUTH": settings.flower_login,
     }
     options = ["--address=127.0.0.1", f"--port={port}", "--max-tasks=10000"]

@@ -34,12 +34,12 @@ from dflash_workers.quality import LENGTH, STOP
 
 log = logging.getLogger(__name__)
 
-# The fate of each status; one not listed may pass (408, 409, 425, 429, 5xx, a proxy's own).
+# The fate of each status; one not listed may pass (408, 409, 425, 429, 5xx, a proxy's own). 404 is
+# among these: it speaks of the server at this URL and not of the prompt.
 FATE_BY_STATUS: dict[int, type[FleetError]] = {
     400: PromptRejected,
     401: AccessDenied,
     403: AccessDenied,
-    404: PromptRejected,
     413: PromptRejected,
     422: PromptRejected,
 }
@@ -146,8 +146,11 @@ class Engine:
             try:
                 reported = orjson.loads(await self._call("GET", "/server_info", b"", 10))
                 self._facts = {k: reported[k] for k in FACTS if reported.get(k) is not None}
-            except PromptRejected as error:
-                raise BadInput(f"{self._url} is no SGLang server: {error.detail}") from error
+            except (PromptRejected, ValueError, AttributeError) as error:
+                raise BadInput(
+                    f"{self._url} is no SGLang server: its /server_info is not one: "
+                    "check --engine-url"
+                ) from error
             except EngineUnavailable:
                 return {}
         return self._facts

@@ -14,7 +14,7 @@ from typing import Annotated, Any
 
 import typer
 
-from dflash_workers.contract.errors import BadInput
+from dflash_workers.contract.errors import BadInput, Transient
 from dflash_workers.contract.settings import load_settings
 from dflash_workers.contract.store import open_store
 from dflash_workers.contract.terminal import ExitCode, err, report
@@ -135,7 +135,13 @@ def reconcile(
         reconciler.look()
         while True:
             time.sleep(LEASE_S)
-            num_new = reconciler.look()
+            try:
+                num_new = reconciler.look()
+            except Transient as error:  # the very thing to watch for: look again when it is back
+                if not watch:
+                    raise
+                err.print(f"{error}: will look again", markup=False, soft_wrap=True)
+                continue
             num_sent += num_new
             if not watch:
                 break

@@ -86,11 +86,11 @@ def _candidate(
     content_sha256 = hashlib.sha256(content).hexdigest()
     prompt_id = _pop_id(rest)
     key = _sha256(prompt_id)[:32] if prompt_id else content_sha256[:32]
-    heldout = rest.get("heldout")
-    if isinstance(heldout, bool):
-        del rest["heldout"]
-    else:
+    heldout = rest.pop("heldout", None)
+    if heldout is None:
         heldout = _is_drawn(key, heldout_share)
+    elif not isinstance(heldout, bool):
+        raise PromptRejected("bad_heldout", f"`heldout` must be true or false: {short(heldout)}")
     prompt = Prompt(
         key=key,
         id=prompt_id or key,

@@ -23,7 +23,7 @@ from dflash_workers.contract.chat import (
     own_template,
     tokenizer_sha256,
 )
-from dflash_workers.contract.errors import BadInput, Conflict, Missing
+from dflash_workers.contract.errors import BadInput, Conflict, Missing, PromptRejected
 from dflash_workers.contract.keys import RunKeys
 from dflash_workers.contract.lines import dump, load
 from dflash_workers.contract.records import SCHEMA_VERSION, Json, RunSpec, Sampling, Target, encode
@@ -59,6 +59,7 @@ def make_spec(run: str, model_dir: str, options: RunOptions, standing: RunSpec |
         template_kwargs = standing.template_kwargs if standing else {}
     target = _target(folder, template)
     chat = open_chat(model_dir, template, template_kwargs)
+    _check_template(chat)
     generation = _generation_config(folder)
     wanted = _wanted(generation, options, standing.sampling if standing else None)
     return RunSpec(
@@ -71,6 +72,17 @@ def make_spec(run: str, model_dir: str, options: RunOptions, standing: RunSpec |
         multi_turn=MULTI_TURN,
         thinking_end_id=chat.thinking_end_id(),
     )
+
+
+def _check_template(chat: Chat) -> None:
+    """A template can't be changed once the run has it: try it on the plainest question."""
+    question = "Is this question in the prompt?"
+    try:
+        ids = chat.prompt_ids([{"role": "user", "content": question}], [])
+    except PromptRejected as error:
+        raise BadInput(f"the chat template can't be used: {error.detail}") from error
+    if question not in chat.text(ids):
+        raise BadInput("the chat template leaves the user's question out")
 
 
 def read_spec(store: Store, run: str) -> RunSpec | None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import re
+import stat
 import sys
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -65,9 +66,15 @@ def check_files(inputs: Iterable[Input]) -> None:
     for item in inputs:
         if isinstance(item, Mapping) or str(item) == STDIN:
             continue
-        if not Path(item).exists():
-            raise BadInput(f"{item}: no such file")
-        if Path(item).is_dir():
+        name = str(item).encode(errors="replace").decode()
+        if name != str(item):
+            raise BadInput(f"{name}: the file's name is not UTF-8: rename it")
+        try:
+            mode = Path(item).stat().st_mode
+        except OSError as error:
+            is_gone = isinstance(error, FileNotFoundError)
+            raise BadInput(f"{item}: {'no such file' if is_gone else error.strerror}") from error
+        if stat.S_ISDIR(mode):
             raise BadInput(f"{item}: is a folder: name the files in it")
 
 

@@ -178,6 +178,7 @@ def _heldout_prompts(settings: Settings) -> tuple[list[list[int]], list[int]]:
     """First turns of the held-out prompts, as ids, and the run's stop ids."""
     store, run = open_store(settings), settings.require_run()
     spec = load(RunSpec, store.get(RunKeys(run).spec))
+    _load("trainer.online.target").check_target(spec, settings.model)
     samples = _load("trainer.online.batches").read_samples(store, run, heldout=True)
     prompts = [s.ids[: s.prompt_len].tolist() for s in samples if s.turn == 0]
     return prompts, spec.sampling.stop_token_ids

@@ -25,6 +25,17 @@ if TYPE_CHECKING:
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
 
+# What a template's own code may raise while it renders.
+TEMPLATE_ERRORS = (
+    jinja2.TemplateError,
+    ArithmeticError,
+    AttributeError,
+    LookupError,
+    RecursionError,
+    TypeError,
+    ValueError,
+)
+
 _THINK_START, _THINK_END = "<think>", "</think>"
 _CALL_START = re.compile(r"<tool_call>\s*(?=\{)")
 _CALL_END = re.compile(r"\s*</tool_call>")
@@ -63,7 +74,7 @@ class Chat:
         """
         try:
             text = self.render(messages, tools)
-        except (jinja2.TemplateError, LookupError, TypeError, ValueError) as error:
+        except TEMPLATE_ERRORS as error:
             raise PromptRejected("template_error", str(error)) from error
         return list(self.tokenizer.encode(text, add_special_tokens=False))
 

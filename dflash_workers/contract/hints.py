@@ -86,16 +86,22 @@ class Hints:
 def open_redis(settings: Settings, *, timeout_s: float = 30) -> redis.Redis:
     """A client that answers in bytes. Connects lazily: call `check_redis` to find out early."""
     try:
-        return redis.Redis.from_url(
-            settings.redis_url,
+        client = redis.Redis.from_url(
+            settings.broker_url,
             decode_responses=False,
             socket_timeout=timeout_s,
             socket_connect_timeout=min(timeout_s, 10),
             socket_keepalive=True,
             health_check_interval=25,
         )
-    except ValueError as error:
-        raise BadInput(f"DFLASH_REDIS_URL {settings.public_redis_url()!r}: {error}") from error
+        client.connection_pool.make_connection()  # finds unknown options without connecting
+    except (TypeError, ValueError) as error:
+        # Not the error's own words: they may hold a part of the password.
+        raise BadInput(
+            f"DFLASH_REDIS_URL {settings.public_redis_url()!r} is no Redis URL: write "
+            "redis://:PASSWORD@HOST:PORT/0, with /, @ and : in the password percent-encoded"
+        ) from error
+    return client
 
 
 def check_redis(client: redis.Redis, settings: Settings) -> None:
@@ -106,9 +112,9 @@ def check_redis(client: redis.Redis, settings: Settings) -> None:
 
 def open_hints(settings: Settings) -> Hints:
     """A sender from settings."""
-    app = celery.Celery("dflash", broker=settings.redis_url, set_as_current=False)
+    app = celery.Celery("dflash", broker=settings.broker_url, set_as_current=False)
     app.config_from_object("celeryconfig")
-    app.conf.update(broker_url=settings.redis_url)
+    app.conf.update(broker_url=settings.broker_url)
     return Hints(
         open_redis(settings), RedisKeys(settings.redis_prefix), app, settings.public_redis_url()
     )

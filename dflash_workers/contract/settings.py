@@ -18,13 +18,14 @@ from pathlib import Path
 from dflash_workers.contract.errors import BadInput
 
 CONFIG_FILE = Path("dflash.toml")
+LOCAL_REDIS_URL = "redis://127.0.0.1:6379/0"
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
     """One value per name; the environment variable is DFLASH_ + the name in capitals."""
 
-    redis_url: str = field(default="redis://127.0.0.1:6379/0", repr=False)
+    redis_url: str = field(default="", repr=False)  # empty: this machine's, without a password
     redis_prefix: str = "dflash:"
     s3_endpoint: str = ""  # empty: AWS
     s3_bucket: str = "dflash"
@@ -42,8 +43,15 @@ class Settings:
     def __post_init__(self) -> None:
         if self.run and not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", self.run):
             raise BadInput(f"run name {self.run!r}: use letters, digits, '.', '_', '-'")
+        if self.slot and not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", self.slot):
+            raise BadInput(f"slot {self.slot!r}: use letters, digits, '.', '_', '-'")
         if self.max_in_flight < 1:
             raise BadInput(f"max_in_flight must be at least 1, not {self.max_in_flight}")
+
+    @property
+    def broker_url(self) -> str:
+        """Where Redis is."""
+        return self.redis_url or LOCAL_REDIS_URL
 
     def require_run(self) -> str:
         """The run's name; BadInput where none was given."""
@@ -53,7 +61,7 @@ class Settings:
 
     def public_redis_url(self) -> str:
         """The Redis URL without user, password and options, for messages."""
-        return re.sub(r"//.*@", "//***@", self.redis_url).partition("?")[0]
+        return re.sub(r"//.*@", "//***@", self.broker_url).partition("?")[0]
 
     def environment(self) -> dict[str, str]:
         """These settings as DFLASH_* variables, for a child process."""
@@ -63,7 +71,7 @@ class Settings:
 
 
 # DFLASH_* variables that are not settings of this class, each read by the one place named.
-OTHER_VARIABLES = frozenset({"DFLASH_STATE", "DFLASH_DEBUG"})  # demo.py, fleet.py
+OTHER_VARIABLES = frozenset({"DFLASH_DEBUG"})  # fleet.py
 
 
 def load_settings(
@@ -90,7 +98,7 @@ def _read_config(path: Path, names: Mapping[str, object]) -> Mapping[str, object
         return {}
     try:
         values = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise BadInput(f"{path}: {error}") from error
     unknown = sorted(set(values) - set(names))
     if unknown:

@@ -134,8 +134,14 @@ class Store:
 
     def check(self) -> None:
         """Raise now, in one clear line, what the first real call would have raised later."""
-        with self._translated("reach"):
-            self.client.head_bucket(Bucket=self.bucket)
+        try:
+            with self._translated("reach"):
+                self.client.head_bucket(Bucket=self.bucket)
+        except Missing as error:
+            where = self.endpoint or "AWS"
+            raise Missing(
+                f"S3 at {where} has no bucket {self.bucket!r}: create it, or set DFLASH_S3_BUCKET"
+            ) from error
 
     def url(self, key: str) -> str:
         """`s3://bucket/prefix/key`, for people."""
@@ -196,8 +202,11 @@ def open_store(settings: Settings, *, max_attempts: int = 5) -> Store:
             aws_secret_access_key=settings.s3_secret_key or None,
             config=config,
         )
-    except ValueError as error:
-        raise BadInput(f"DFLASH_S3_ENDPOINT {settings.s3_endpoint!r}: {error}") from error
+    except (ValueError, botocore.exceptions.BotoCoreError) as error:
+        raise BadInput(
+            f"DFLASH_S3_ENDPOINT {settings.s3_endpoint!r} can't be used with these keys and "
+            f"settings: {error}"
+        ) from error
     return Store(client, settings.s3_bucket, settings.s3_prefix.strip("/"), settings.s3_endpoint)
 
 

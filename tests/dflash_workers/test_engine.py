@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import functools
 import json
+import threading
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from dflash_workers.contract.chat import Chat
-from dflash_workers.contract.errors import EngineUnavailable, PromptRejected
+from dflash_workers.contract.errors import BadInput, EngineUnavailable, PromptRejected
 from dflash_workers.contract.records import RunSpec
 from dflash_workers.engine import Engine, Generation, Patience
 from tests.fake_engine import FakeEngine
@@ -171,3 +175,31 @@ def test_a_reply_that_contradicts_itself_is_never_believed(
 
     with pytest.raises(EngineUnavailable):
         asyncio.run(once())
+
+
+@pytest.fixture
+def other_server(tmp_path: Path) -> Iterator[str]:
+    """A web server that is no engine: it answers /health, knows no /generate, serves pages."""
+    (tmp_path / "health").touch()
+    (tmp_path / "server_info").write_text("<html></html>")
+    handler = functools.partial(SimpleHTTPRequestHandler, directory=str(tmp_path))
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+        thread.join()
+
+
+def test_no_prompt_is_rejected_because_something_else_listens_there(
+    other_server: str, chat: Chat, spec: RunSpec
+) -> None:
+    async def ask_it() -> None:
+        async with opened(other_server) as engine:
+            await engine.wait_until_ready(1)
+            with pytest.raises(BadInput, match="is no SGLang server"):
+                await engine.facts()
+            with pytest.raises(EngineUnavailable):
+                await engine.generate([1, 2], 0, spec)
+
+    asyncio.run(ask_it())

@@ -138,6 +138,8 @@ def test_text_parts_are_joined() -> None:
         ({"user_turns": ["a", ""]}, "empty_content"),
         ({"messages": [user([{"type": "image_url", "image_url": {}}])]}, "unsupported_modality"),
         ({"messages": [user([{"type": "input_audio"}])]}, "unsupported_modality"),
+        ({"messages": [user("a")], "heldout": "true"}, "bad_heldout"),
+        ({"messages": [user("a")], "heldout": 1}, "bad_heldout"),
         ({"messages": [user("a")], "tools": "not json"}, "bad_tools"),
         ({"messages": [user("a")], "tools": {"name": "now"}}, "bad_tools"),
         ({"messages": [user("a")], "tools": [{"type": "function"}]}, "bad_tools"),
@@ -186,9 +188,9 @@ def test_without_an_id_the_content_makes_the_key() -> None:
 
 
 def test_keys_of_no_meaning_to_us_survive_as_metadata() -> None:
-    prompt = prompt_of({"id": "p", "user_turns": ["a"], "topic": "x", "heldout": "maybe"})
+    prompt = prompt_of({"id": "p", "user_turns": ["a"], "topic": "x", "level": 3})
 
-    assert prompt.metadata == {"topic": "x", "heldout": "maybe"}
+    assert prompt.metadata == {"topic": "x", "level": 3}
 
 
 def test_a_row_says_itself_whether_it_is_held_out_or_a_draw_by_its_id_does() -> None:

@@ -16,6 +16,8 @@ from dflash_workers.contract.store import Store
 from producer.fingerprint import RunOptions, make_spec, open_or_create_run
 from tests.tiny_model import CONTEXT_LEN, TEMPLATE, VOCAB_SIZE, make_tiny_model
 
+OTHER = "{{ messages[-1].content }}"  # a template that is not the model's
+
 
 def spec_of(folder: Path, options: RunOptions = RunOptions()) -> RunSpec:  # noqa: B008
     return make_spec("r", str(folder), options, None)
@@ -67,7 +69,7 @@ def test_a_moved_model_is_the_same_target_and_a_changed_one_is_not(
     changed_weights = spec_of(own_model).target.fingerprint()
     edit(own_model / "config.json", rope_theta=1)
     changed_config = spec_of(own_model).target.fingerprint()
-    changed_template = spec_of(own_model, RunOptions(chat_template="{{ 1 }}")).target.fingerprint()
+    changed_template = spec_of(own_model, RunOptions(chat_template=OTHER)).target.fingerprint()
 
     assert len({fingerprint, changed_weights, changed_config, changed_template}) == 4
 
@@ -141,10 +143,21 @@ def test_the_targets_name_is_for_people_and_may_differ(store: Store, model_dir: 
 
 def test_a_long_value_is_shown_short(store: Store, model_dir: Path, tmp_path: Path) -> None:
     open_or_create_run(store, spec_of(model_dir))
-    other = spec_of(make_tiny_model(tmp_path / "m"), RunOptions(chat_template="x" * 10_000))
+    other = spec_of(
+        make_tiny_model(tmp_path / "m"),
+        RunOptions(chat_template="x" * 10_000 + OTHER),
+    )
 
     with pytest.raises(Conflict) as refused:
         open_or_create_run(store, other)
 
     assert "target.template_sha256" in str(refused.value)
     assert len(str(refused.value)) < 400
+
+
+@pytest.mark.parametrize("template", ["", "{{ 1/0 }}", "{% for x in %}", "no question in it"])
+def test_a_template_that_can_not_ask_is_refused_before_a_run_has_it(
+    model_dir: Path, template: str
+) -> None:
+    with pytest.raises(BadInput, match="template"):
+        spec_of(model_dir, RunOptions(chat_template=template))

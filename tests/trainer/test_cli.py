@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -11,7 +13,7 @@ import orjson
 import pytest
 from typer.testing import CliRunner
 
-from dflash_workers.contract.errors import Missing
+from dflash_workers.contract.errors import BadInput, Conflict, Missing
 from dflash_workers.contract.keys import RunKeys
 from dflash_workers.contract.lines import dump
 from dflash_workers.contract.records import SCHEMA_VERSION, Json, RunSpec, Sampling, Target
@@ -27,13 +29,15 @@ SMALL = ["--set", "num_steps=3", "--set", "data.num_anchors=4", "--set", "data.b
 def run(
     store: Store,
     settings: Settings,
+    qwen_dir: Path,
     make_samples: Callable[..., list[Sample]],
     monkeypatch: pytest.MonkeyPatch,
 ) -> str:
     """A run with one shard, and the environment that finds it."""
     for name, value in settings.environment().items():
         monkeypatch.setenv(name, value)
-    target = Target("tiny", "", "", "", "", 512, 512, "float32")
+    config_sha256 = hashlib.sha256((qwen_dir / "config.json").read_bytes()).hexdigest()
+    target = Target("tiny", config_sha256, "", "", "", 512, 512, "float32")
     spec = RunSpec(
         SCHEMA_VERSION, "maths", target, "", {}, Sampling(0.0, 1.0, -1, 20, [2]), "rollout"
     )
@@ -97,3 +101,24 @@ def test_the_verbs_are_listed_without_loading_what_is_slow_to_load() -> None:
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
 
     assert done.stdout.strip() == "[]"
+
+
+def test_another_target_than_the_runs_is_refused(run: str, qwen_dir: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    shutil.copytree(qwen_dir, other)
+    with (other / "config.json").open("a") as config:
+        config.write("\n")
+    arguments = ["train", "--run", run, "--model", str(other), "--out", str(tmp_path / "out")]
+
+    with pytest.raises(Conflict, match="is not the target of run"):
+        CliRunner().invoke(app, arguments, catch_exceptions=False)
+
+
+def test_a_folder_that_can_not_keep_checkpoints_is_refused_before_training(
+    run: str, qwen_dir: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "file").touch()
+    arguments = ["train", "--run", run, "--model", str(qwen_dir), "--out", str(tmp_path / "file")]
+
+    with pytest.raises(BadInput, match="can't keep checkpoints"):
+        CliRunner().invoke(app, arguments, catch_exceptions=False)

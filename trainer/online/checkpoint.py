@@ -19,7 +19,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from dflash_workers.contract.errors import Corrupt, Missing
+from dflash_workers.contract.errors import BadInput, Corrupt, Missing
 from dflash_workers.contract.lines import dump, load
 from dflash_workers.contract.records import Json
 from trainer.drafter.config import DrafterConfig
@@ -68,6 +68,14 @@ def save_checkpoint(
     for old in _folders(out)[:-NUM_KEPT]:
         shutil.rmtree(old)
     return folder
+
+
+def check_out(out: Path) -> None:
+    """Raise BadInput now where checkpoints could not be kept later."""
+    try:
+        (out / "checkpoints").mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise BadInput(f"{out}: can't keep checkpoints there: {error.strerror}") from error
 
 
 def latest_checkpoint(out: Path) -> Path | None:

@@ -12,6 +12,7 @@ B batch, L context length, D hidden, F features (layers * D), V vocab.
 from __future__ import annotations
 
 import functools
+import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,8 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
 from transformers.utils import logging
 
-from dflash_workers.contract.errors import BadInput, Missing
+from dflash_workers.contract.errors import BadInput, Conflict, Missing
+from dflash_workers.contract.records import RunSpec
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -84,6 +86,18 @@ def load_target(
             functools.partial(_keep, target.tapped, layer_id)
         )
     return target
+
+
+def check_target(spec: RunSpec, model_dir: str) -> None:
+    """Raise Conflict where a run's answers are another model's."""
+    config = Path(model_dir) / "config.json"
+    if not config.is_file():
+        raise Missing(f"{model_dir or '(no folder)'}: no config.json: pass --model FOLDER")
+    if hashlib.sha256(config.read_bytes()).hexdigest() != spec.target.config_sha256:
+        raise Conflict(
+            f"{model_dir} is not the target of run {spec.run!r} ({spec.target.name}): their "
+            "config.json differ: pass the folder that the run was made with"
+        )
 
 
 def target_config(model_dir: str) -> PreTrainedConfig:

@@ -24,7 +24,9 @@ from types import FrameType
 import torch
 
 from dflash_workers.contract.errors import BadInput, Conflict, Draining
-from dflash_workers.contract.records import Json, encode
+from dflash_workers.contract.keys import RunKeys
+from dflash_workers.contract.lines import load
+from dflash_workers.contract.records import Json, RunSpec, encode
 from dflash_workers.contract.store import Store
 from trainer.drafter.config import DrafterShape, drafter_config
 from trainer.drafter.loss import LossRecipe
@@ -32,6 +34,7 @@ from trainer.drafter.start import Start, untrained_drafter
 from trainer.online.batches import Corpus, DataRecipe, MicroBatch, Place, read_samples
 from trainer.online.checkpoint import (
     TrainState,
+    check_out,
     latest_checkpoint,
     read_state,
     restore,
@@ -39,7 +42,7 @@ from trainer.online.checkpoint import (
 )
 from trainer.online.features import Features
 from trainer.online.step import OptimizerRecipe, StepMetrics, Stepper
-from trainer.online.target import load_target, target_config
+from trainer.online.target import check_target, load_target, target_config
 from trainer.tokens.shards import Sample
 
 
@@ -92,6 +95,7 @@ def train(
     Raises NotEnough where the data can't teach, Conflict where the output folder belongs to
     another recipe or other data, Draining after SIGTERM, KeyboardInterrupt after Ctrl-C.
     """
+    check_target(load(RunSpec, store.get(RunKeys(run).spec)), paths.model_dir)
     samples = read_samples(store, run, heldout=False)
     return train_on(samples, recipe=recipe, paths=paths, provenance={"run": run}, on_step=on_step)
 
@@ -105,6 +109,7 @@ def train_on(
     on_step: OnStep,
 ) -> TrainReport:
     """`train` on samples from anywhere; `provenance` is kept beside the weights."""
+    check_out(paths.out)
     corpus = Corpus(samples, recipe.data, seed=recipe.seed)
     found = latest_checkpoint(paths.out)
     state = read_state(found) if found else _first_state(corpus, recipe, paths, provenance)

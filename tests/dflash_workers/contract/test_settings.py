@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from dflash_workers.contract.errors import BadInput
+from dflash_workers.contract.hints import open_redis
 from dflash_workers.contract.settings import Settings, load_settings
 
 
@@ -74,7 +75,7 @@ def test_a_wrong_variable_is_refused(tmp_path: Path, environ: dict[str, str]) ->
 
 
 def test_a_variable_that_another_place_reads_is_no_error(tmp_path: Path) -> None:
-    environ = {"DFLASH_DEBUG": "1", "DFLASH_STATE": "/somewhere"}
+    environ = {"DFLASH_DEBUG": "1"}
 
     assert load_settings({}, environ, tmp_path / "none.toml") == Settings()
 
@@ -113,3 +114,17 @@ def test_a_verb_that_needs_a_run_says_how_to_give_one() -> None:
     assert Settings(run="r").require_run() == "r"
     with pytest.raises(BadInput, match="--run"):
         Settings().require_run()
+
+
+@pytest.mark.parametrize("url", ["redis://:se/cret@127.0.0.1:1/0", "redis://h:1/0?foo=cret"])
+def test_a_redis_url_that_is_none_is_refused_without_showing_its_password(url: str) -> None:
+    with pytest.raises(BadInput, match="is no Redis URL") as refused:
+        open_redis(Settings(redis_url=url))
+
+    assert "cret" not in str(refused.value)
+    assert "'se'" not in str(refused.value)
+
+
+def test_a_slot_is_a_plain_name() -> None:
+    with pytest.raises(BadInput, match="slot"):
+        Settings(slot="a%b c")
