@@ -356,7 +356,7 @@ def print_what_next(setup: Demo) -> None:
         f"completions   s3://{run}/data/, named by s3://{run}/commits/\n"
         f"shards        s3://{run}/tokens/\n"
         f"checkpoints   {setup.checkpoints}\n"
-        f"drafter       {setup.export}  (what SGLang, vLLM and z-lab's code load)\n"
+        f"drafter       {setup.export}  (the published DFlash format)\n"
         f"S3 and Redis  kept in {setup.state}, started again by the next `dflash-fleet demo`\n"
         "next          your own prompts and GPUs: see 'On your GPUs' in README.md",
         markup=False,
