@@ -147,12 +147,12 @@ def check_room(state: Path) -> None:
 def go_the_whole_way(setup: Demo) -> Facts:
     """Every stage in order; return what the table shows."""
     with ExitStack() as running:
-        with setup.stage("Redis and S3"):
+        with setup.stage("Redis and S3"), err.status("starting"):
             settings = running.enter_context(start_services(setup))
             setup = dataclasses.replace(setup, settings=settings)
         with setup.stage("model"):
             stage_model(setup)
-        with setup.stage("plan"):
+        with setup.stage("plan"), err.status("reading the examples"):
             run = running.enter_context(plan_examples(setup))
         with setup.stage("generate"):
             generate(setup, run)

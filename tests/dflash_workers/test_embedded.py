@@ -41,6 +41,7 @@ def test_redis_keeps_its_data_and_password_over_a_kill(
     assert url.split("@")[0] == url_again.split("@")[0]
 
 
+@pytest.mark.slow
 def test_s3_keeps_its_objects_and_keys_over_a_kill(tmp_path: Path) -> None:
     bodies = {f"folder/{n}": b"%d" % n * 5000 for n in range(20)}
     s3, login = start_s3(tmp_path)
@@ -177,6 +178,7 @@ def test_what_is_external_is_left_as_it_was(tmp_path: Path) -> None:
         assert settings == given
 
 
+@pytest.mark.slow
 def test_embedded_services_end_with_the_block(tmp_path: Path) -> None:
     before = psutil.Process().children()
 

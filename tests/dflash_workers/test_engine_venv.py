@@ -34,6 +34,7 @@ def test_only_a_venv_of_the_present_pins_counts_as_made(tmp_path: Path) -> None:
     assert not is_made(plan)
 
 
+@pytest.mark.slow
 def test_a_shared_torch_is_seen_by_pip_and_safe_from_it(tmp_path: Path) -> None:
     torch = engine_venv._shareable_torch()
     if torch is None:

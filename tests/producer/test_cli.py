@@ -47,6 +47,7 @@ def verb(*arguments: str | Path) -> tuple[int, Json]:
     return result.exit_code, json.loads(result.stdout)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("environment")
 def test_exit_code_says_whether_rows_were_refused(rows_file: RowsFile) -> None:
     lines = b"".join(json.dumps(row).encode() + b"\n" for row in GOOD)
@@ -62,6 +63,7 @@ def test_exit_code_says_whether_rows_were_refused(rows_file: RowsFile) -> None:
     assert json.loads(bad[1])["num_duplicates"] == 2
 
 
+@pytest.mark.slow
 def test_what_can_not_be_done_is_one_clear_line_and_exit_1(
     environment: Settings, rows_file: RowsFile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
