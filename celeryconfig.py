@@ -14,7 +14,8 @@ TOKENIZE_QUEUE = "tokenize"
 # a later step and only work that was given back goes first.
 PRIORITY_STEPS = (0, 3, 6, 9)
 PRIORITY_GIVEN_BACK = 0
-PRIORITY_ORDINARY = 6
+PRIORITIES = {"high": 3, "normal": 6, "low": 9}  # of a run against others of the same target
+PRIORITY_ORDINARY = PRIORITIES["normal"]
 
 
 def generate_queue(target_fingerprint: str) -> str:
@@ -22,7 +23,7 @@ def generate_queue(target_fingerprint: str) -> str:
     return f"generate.{target_fingerprint[:12]}"
 
 
-task_serializer = "json"
+task_serializer = "json"  # ids alone: readable with redis-cli, by any version
 accept_content = ["json"]  # nothing pickled ever crosses a process boundary
 
 # Acked on receipt: claims by lease, not Celery's redelivery, bring a dead worker's batch back.
@@ -30,24 +31,33 @@ task_acks_late = False
 # One message per free slot: a prefetched batch would wait behind a busy worker while others idle.
 worker_prefetch_multiplier = 1
 worker_disable_prefetch = True
+worker_enable_prefetch_count_reduction = False  # after a reconnect: nothing is fetched ahead anyway
+
+# A batch waits for an engine, which one event loop asks for all of them: threads cost nothing, and
+# a pool of processes would fork the loop. Their number is set by the worker (see its worker.py).
+worker_pool = "threads"
 
 task_ignore_result = True  # the commit in S3 is the result
-result_backend = None
+result_backend = None  # and Redis keeps none
 
-broker_connection_retry_on_startup = True
-broker_connection_max_retries = None  # Redis may be away for as long as it likes
+broker_connection_retry_on_startup = True  # Redis may come up after its workers
+broker_connection_max_retries = None  # and be away for as long as it likes
 broker_transport_options = {
-    "priority_steps": list(PRIORITY_STEPS),
+    "priority_steps": list(PRIORITY_STEPS),  # the lists of a queue; senders and readers must agree
     "queue_order_strategy": "priority",  # strictly first in line for what was given back
     "visibility_timeout": 6 * 3600,  # irrelevant with early acks, long so that it stays so
-    "socket_timeout": 30,
-    "socket_connect_timeout": 10,
-    "socket_keepalive": True,
-    "health_check_interval": 25,
-    "retry_on_timeout": True,
+    "socket_timeout": 30,  # longer than a blocking read, shorter than a person's patience
+    "socket_connect_timeout": 10,  # a host that is gone doesn't refuse, it says nothing
+    "socket_keepalive": True,  # a NAT that forgot the connection is noticed
+    "health_check_interval": 25,  # and one that idled is tried before it is used
+    "retry_on_timeout": True,  # a hint sent twice does no harm, one not sent waits for reconcile
 }
+
+# It listens on a PubSub connection: cut, that is made anew inside a blocking read, which keeps the
+# whole consumer from hearing anything. (So do gossip and mingle: start workers without them.)
+worker_enable_remote_control = False
 
 worker_send_task_events = True  # for Flower
 event_queue_expires = 60  # seconds; without a Flower the events must not pile up
 event_queue_ttl = 10  # seconds
-worker_hijack_root_logger = False
+worker_hijack_root_logger = False  # logs.py has set it up

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import hashlib
+import uuid
 from dataclasses import dataclass
 from typing import Any
 
 import celeryconfig
 from dflash_workers.contract.hints import Hints
 from dflash_workers.contract.keys import RunKeys
-from dflash_workers.contract.lines import dump, dump_lines
+from dflash_workers.contract.lines import compress, dump, dump_lines
 from dflash_workers.contract.records import (
+    SCHEMA_VERSION,
     BatchMessage,
     PlannedBatch,
     Prompt,
@@ -45,19 +47,33 @@ class Plan:
         keys, number = RunKeys(self.spec.run), self.num_segments
         self.num_segments += 1
         self.store.put_new(keys.spec, dump(self.spec))
-        messages = []
+        planned, frames, at = [], [], 0
         for prompts in batches:
+            frame = compress(dump_lines(prompts))
+            digests = ["x" for _ in prompts]
             batch = hashlib.sha256(dump_lines(prompts)).hexdigest()[:16]
-            self.store.put_new(keys.prompts(number, batch), dump_lines(prompts))
-            messages.append(BatchMessage(self.spec.run, number, batch))
-        planned = [
-            PlannedBatch(message.batch, [p.key for p in prompts], ["x" for _ in prompts])
-            for message, prompts in zip(messages, batches, strict=True)
-        ]
-        num_rows = sum(map(len, batches))
-        segment = Segment(1, number, planned, ["test"], num_rows, 0, 0, sealed=sealed)
+            keys_of = [p.key for p in prompts]
+            generation = prompts[0].generation
+            planned.append(
+                PlannedBatch(batch, keys_of, digests, digests, at, len(frame), generation)
+            )
+            frames.append(frame)
+            at += len(frame)
+        prompts_key = keys.prompts(number, uuid.uuid4().hex[:16])
+        self.store.put_new(prompts_key, b"".join(frames))
+        segment = Segment(
+            schema=SCHEMA_VERSION,
+            number=number,
+            batches=planned,
+            sources=["test"],
+            num_rows=sum(map(len, batches)),
+            num_refused=0,
+            num_duplicates=0,
+            sealed=sealed,
+            prompts=prompts_key,
+        )
         self.store.put_new(keys.segment(number), dump(segment))
-        return messages
+        return [BatchMessage(self.spec.run, number, batch.batch) for batch in planned]
 
     @property
     def queue(self) -> str:

@@ -1,23 +1,26 @@
-"""Messages -> the ids that the engine is prompted with; an answer's text -> messages again.
+"""Messages -> the ids that the engine is prompted with.
 
-The only module of the contract that imports transformers. The template's text comes from run.json
-and never from the model folder, so that producer, workers and trainer render the same ids. Ids and
-not text are what counts: a rendered prompt is sent as it is, and no answer is tokenised again.
+Used by producer (run creation, context check) and workers (rollout.py); loads the tokenizer, which
+no other module of the contract does. The template's text comes from run.json and never from the
+model folder, so that producer, workers and trainer render the same ids. Ids and not text are what
+counts: a rendered prompt is sent as it is, and no answer is tokenised again.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
-import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import jinja2
-import orjson
 
+from dflash_workers.contract.answers import THINK_END
 from dflash_workers.contract.errors import BadInput, Missing, PromptRejected
+from dflash_workers.contract.escaping import Escaping, control_tokens, encode_marked, escaping
 from dflash_workers.contract.records import Json
 
 if TYPE_CHECKING:
@@ -25,8 +28,12 @@ if TYPE_CHECKING:
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
 
+# What becomes of the target's control tokens inside a text. `reject` is the planner's part; what it
+# can't know, the target's own words in a later turn, is escaped.
+ESCAPE, REJECT, KEEP = CONTROL_POLICIES = ("escape", "reject", "keep")
+
 # What a template's own code may raise while it renders.
-TEMPLATE_ERRORS = (
+_TEMPLATE_ERRORS = (
     jinja2.TemplateError,
     ArithmeticError,
     AttributeError,
@@ -36,60 +43,63 @@ TEMPLATE_ERRORS = (
     ValueError,
 )
 
-_THINK_START, _THINK_END = "<think>", "</think>"
-_CALL_START = re.compile(r"<tool_call>\s*(?=\{)")
-_CALL_END = re.compile(r"\s*</tool_call>")
+_PIECE_CHARS = 1 << 16
+_IDS_PER_CUT = 16  # more than a cut between two pieces can add
+
+_PLAIN = [
+    {"role": "user", "content": "one"},
+    {"role": "assistant", "content": "two"},
+    {"role": "user", "content": "three"},
+]
 
 
-@dataclass(frozen=True, slots=True)
-class ParsedAnswer:
-    """An answer's text, split by the template's own markers."""
-
-    content: str
-    reasoning_content: str
-    tool_calls: list[Json]
-
-    def as_message(self) -> Json:
-        """The assistant message that a chat server would keep in its history."""
-        message: Json = {"role": "assistant", "content": self.content}
-        if self.reasoning_content:
-            message["reasoning_content"] = self.reasoning_content
-        if self.tool_calls:
-            message["tool_calls"] = self.tool_calls
-        return message
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Chat:
-    """A tokenizer and the run's template."""
+    """A tokenizer, and the run's template and policy for control tokens."""
 
     tokenizer: PreTrainedTokenizerBase
     template: str
     template_kwargs: Json
+    control_policy: str  # one of CONTROL_POLICIES
 
     def prompt_ids(self, messages: list[Json], tools: list[Json]) -> list[int]:
         """Ids up to and including the header of the answer to come.
 
         Raises PromptRejected where the template refuses the conversation.
         """
-        try:
-            text = self.render(messages, tools)
-        except TEMPLATE_ERRORS as error:
-            raise PromptRejected("template_error", str(error)) from error
-        return list(self.tokenizer.encode(text, add_special_tokens=False))
+        text, is_marked = self._rendered(messages, tools)
+        return self._encode(text, is_marked)
 
-    def render(self, messages: list[Json], tools: list[Json]) -> str:
-        """The prompt as text."""
-        return str(
-            self.tokenizer.apply_chat_template(
-                messages,
-                tools=tools or None,
-                chat_template=self.template,
-                add_generation_prompt=True,
-                tokenize=False,
-                **self.template_kwargs,
+    def count_ids(self, messages: list[Json], tools: list[Json], enough: int) -> int:
+        """How many `prompt_ids` are, made piece by piece and no further than needed to tell.
+
+        Up to `enough`: so many or a few less. Over it: so many or more. Raises PromptRejected where
+        the template refuses the conversation.
+        """
+        text, is_marked = self._rendered(messages, tools)
+        num_ids = 0
+        for num_cuts, at in enumerate(range(0, len(text), _PIECE_CHARS)):
+            num_ids += len(self._encode(text[at : at + _PIECE_CHARS], is_marked))
+            at_least = num_ids - num_cuts * _IDS_PER_CUT
+            if at_least > enough:
+                return at_least
+        return num_ids if num_ids <= enough else len(self._encode(text, is_marked))
+
+    def render(
+        self, messages: list[Json], tools: list[Json], *, add_generation_prompt: bool = True
+    ) -> str:
+        """The prompt as text. Raises PromptRejected where the template refuses it."""
+        with _translated():
+            return str(
+                self.tokenizer.apply_chat_template(
+                    messages,
+                    tools=tools or None,
+                    chat_template=self.template,
+                    add_generation_prompt=add_generation_prompt,
+                    tokenize=False,
+                    **self.template_kwargs,
+                )
             )
-        )
 
     def text(self, ids: list[int]) -> str:
         """Ids as text, without special tokens such as the stop id."""
@@ -97,83 +107,72 @@ class Chat:
 
     def thinking_end_id(self) -> int:
         """The id that ends thinking, for run.json; -1 where the tokenizer has no such id."""
-        ids = self.tokenizer.encode(_THINK_END, add_special_tokens=False)
+        ids = self.tokenizer.encode(THINK_END, add_special_tokens=False)
         return int(ids[0]) if len(ids) == 1 else -1
 
-    def parse(self, ids: list[int], thinking: bool = False) -> ParsedAnswer:
-        """Split an answer into reasoning, content and tool calls."""
-        return parse_answer(self.text(ids), thinking)
+    def _rendered(self, messages: list[Json], tools: list[Json]) -> tuple[str, bool]:
+        """The prompt as text, and whether it holds marked control tokens."""
+        is_marked = False
+        with _translated():  # a conversation may be too deeply nested to be looked at
+            if self.control_policy != KEEP and self._escaping.is_due([messages, tools]):
+                messages, tools = self._escaping.marked([messages, tools])
+                is_marked = True
+        return self.render(messages, tools), is_marked
+
+    def _encode(self, text: str, is_marked: bool) -> list[int]:
+        if is_marked:
+            return encode_marked(self.tokenizer, text)
+        return list(self.tokenizer.encode(text, add_special_tokens=False, verbose=False))
+
+    @cached_property
+    def control_tokens(self) -> tuple[str, ...]:
+        """The tokens by which the target tells who speaks; see escaping.py."""
+        try:
+            framing = self.render(_PLAIN, [], add_generation_prompt=False)
+        except PromptRejected:
+            framing = ""
+        return control_tokens(self.tokenizer, framing)
+
+    @cached_property
+    def _escaping(self) -> Escaping:
+        return escaping(self.control_tokens)
 
 
-def parse_answer(text: str, thinking: bool = False) -> ParsedAnswer:
-    """Split an answer's text. Thinking without an end marker is all reasoning.
-
-    `thinking`: the prompt has opened the thinking already. Without it only an answer that begins
-    with the start marker thinks. A malformed tool call stays content.
-    """
-    opened = text.lstrip().startswith(_THINK_START)
-    reasoning = ""
-    if thinking or opened:
-        reasoning, _, text = text.partition(_THINK_END)
-        reasoning = reasoning.strip().removeprefix(_THINK_START).strip()
-    content, calls = _split_tool_calls(text)
-    return ParsedAnswer(content.strip(), reasoning, calls)
-
-
-def _split_tool_calls(text: str) -> tuple[str, list[Json]]:
-    """The text around the well-formed tool calls, and these."""
-    kept: list[str] = []
-    calls: list[Json] = []
-    at = 0
-    while start := _CALL_START.search(text, at):
-        call, end = _tool_call(text, start.end())
-        kept.append(text[at : start.start() if call else end])
-        calls += [call] if call else []
-        at = end
-    return "".join([*kept, text[at:]]), calls
-
-
-def _tool_call(text: str, at: int) -> tuple[Json | None, int]:
-    """The call whose JSON begins at `at` and where it ends; None where it is malformed."""
+@contextmanager
+def _translated() -> Iterator[None]:
     try:
-        # The JSON's own end counts: an argument may well contain the end marker.
-        _, end = json.JSONDecoder().raw_decode(text, at)
-        call = orjson.loads(text[at:end])
-    except (ValueError, RecursionError):
-        return None, at
-    closing = _CALL_END.match(text, end)
-    arguments = call.get("arguments", {})
-    if not closing or not isinstance(call.get("name"), str) or not isinstance(arguments, dict):
-        return None, at
-    function = {"name": call["name"], "arguments": arguments}
-    return {"type": "function", "function": function}, closing.end()
+        yield
+    except _TEMPLATE_ERRORS as error:
+        raise PromptRejected("template_error", str(error)) from error
 
 
-def open_chat(model_dir: str, template: str, template_kwargs: Json) -> Chat:
+def open_chat(
+    model_dir: str, template: str, template_kwargs: Json, control_policy: str = ESCAPE
+) -> Chat:
     """The tokenizer of a local model folder with a template's text."""
-    return Chat(load_tokenizer(model_dir), template, template_kwargs)
+    return Chat(load_tokenizer(model_dir), template, template_kwargs, control_policy)
 
 
 def load_tokenizer(model_dir: str) -> PreTrainedTokenizerBase:
     """Never asks a hub. Raises Missing where the folder has no tokenizer."""
     if not (Path(model_dir) / "tokenizer.json").is_file():
         raise Missing(f"{model_dir or '(no folder)'}: no tokenizer.json: pass --model FOLDER")
-    from transformers import AutoTokenizer  # loads torch: seconds that `--help` need not take
+    # A second that `--help` need not take. AutoTokenizer would load torch and take four, for the
+    # same ids: what tokenizer.json says holds, whatever class the folder names.
+    from transformers.tokenization_utils_tokenizers import PreTrainedTokenizerFast
 
     try:
-        tokenizer: Any = AutoTokenizer.from_pretrained(model_dir, local_files_only=True)
-    except (
-        Exception
-    ) as error:  # tokenizers' Rust side raises nothing narrower for a file it dislikes
+        tokenizer: Any = PreTrainedTokenizerFast.from_pretrained(model_dir, local_files_only=True)
+    except Exception as error:  # tokenizers' Rust side raises nothing narrower for a bad file
         raise BadInput(f"{model_dir}: tokenizer can't be loaded: {error!r}") from error
     return tokenizer
 
 
-def own_template(model_dir: str) -> str:
+def own_template(tokenizer: PreTrainedTokenizerBase) -> str:
     """The template that the model brings. Raises BadInput where it has none."""
-    template = load_tokenizer(model_dir).chat_template
+    template = tokenizer.chat_template
     if not isinstance(template, str):
-        raise BadInput(f"{model_dir}: no chat template: pass --chat-template FILE")
+        raise BadInput(f"{tokenizer.name_or_path}: no chat template: pass --chat-template FILE")
     return template
 
 

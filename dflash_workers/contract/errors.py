@@ -15,6 +15,7 @@
     |  |- EngineFailed        the inference server died or never got ready
     |  `- NotEnough           disk, memory or data is short for what was asked
     |- Draining               this process is leaving: give the work back, nothing failed
+    |- Cancelled              the run was cancelled: drop the work, give nothing back
     `- LeaseLost              somebody else holds the batch: stop, give nothing back
 
 Third-party errors become one of these at the edge where they arise (store.py, engine.py, ...), by
@@ -41,7 +42,14 @@ class QueueUnavailable(Transient):
 
 
 class EngineUnavailable(Transient):
-    """The inference server did not answer, or answered that it can't right now."""
+    """The inference server did not answer, or answered that it can't right now.
+
+    `retry_after_s`: it asked to be left alone for so long; 0: it did not say.
+    """
+
+    def __init__(self, message: str, retry_after_s: float = 0.0) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
 
 
 class Permanent(FleetError):
@@ -87,6 +95,10 @@ class NotEnough(Permanent):
 
 class Draining(FleetError):
     """This process is leaving; its work goes back to the queue."""
+
+
+class Cancelled(FleetError):
+    """The run was cancelled; nobody is to work on it any more."""
 
 
 class LeaseLost(FleetError):

@@ -6,7 +6,9 @@ S3, below <prefix>/<run>/ ("once": written with If-None-Match: *, never changed 
     run.json                                 producer, once     RunSpec
     plan/log/<n>.json                        producer, once     Segment
     plan/log/<n>.<hash>.refused.jsonl.zst    producer, once     Refusal per line; see Segment
-    plan/<segment>/<batch>.jsonl             producer, once     Prompt per line
+    plan/prompts/<n>.<hash>.jsonl.zst        producer, once     a frame per batch, Prompt per line
+    control/<n>.json                         producer, once     ControlEntry
+    canary.json                              first worker, once what the engine must reproduce
     data/<segment>/<batch>/<attempt>.jsonl.zst  worker, once    Row per line
     commits/<segment>/<batch>.json           worker, once       Commit
     tokens/<version>/<segment>/<batch>.arrow tokenizer, once    samples: ids and loss mask
@@ -22,6 +24,7 @@ Redis, all below one configurable prefix ("dflash:"):
     inflight:<run>      sorted set  claims              reap          until cleared (batch, due)
     lease:<run>:<b>     string      claims              claims        LEASE_MS, renewed
     journal:<run>:<b>   hash        journal             next holder   JOURNAL_S, or the commit
+    suspects:<run>:<b>  hash        poison              next holder   JOURNAL_S, or the commit
     progress:<run>      string      progress            progress      lease of the one writer
     worker:<slot>       hash        worker              status        WORKER_S, refreshed
     dead:<reason>       list        tasks               people        the newest DEAD_KEPT
@@ -74,8 +77,23 @@ class RunKeys:
     def refusals(self, number: int, body_hash: str) -> str:
         return f"{self.plan_log}{number:06d}.{body_hash}.refused.jsonl.zst"
 
-    def prompts(self, segment: int, batch: str) -> str:
-        return f"{self.run}/plan/{segment:06d}/{batch}.jsonl"
+    @property
+    def all_prompts(self) -> str:
+        return f"{self.run}/plan/prompts/"
+
+    def prompts(self, number: int, body_hash: str) -> str:
+        return f"{self.all_prompts}{number:06d}.{body_hash}.jsonl.zst"
+
+    def control(self, number: int) -> str:
+        return f"{self.run}/control/{number:06d}.json"
+
+    @property
+    def canary(self) -> str:
+        return f"{self.run}/canary.json"
+
+    @property
+    def all_data(self) -> str:
+        return f"{self.run}/data/"
 
     def data(self, segment: int, batch: str, attempt: str) -> str:
         return f"{self.run}/data/{segment:06d}/{batch}/{attempt}.jsonl.zst"
@@ -110,6 +128,9 @@ class RedisKeys:
 
     def journal(self, run: str, name: str) -> str:
         return f"{self.prefix}journal:{run}:{name}"
+
+    def suspects(self, run: str, name: str) -> str:
+        return f"{self.prefix}suspects:{run}:{name}"
 
     def progress(self, run: str) -> str:
         return f"{self.prefix}progress:{run}"

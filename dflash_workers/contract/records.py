@@ -20,9 +20,12 @@ from typing import Any, TypeVar
 
 from dflash_workers.contract.errors import Corrupt
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 Json = dict[str, Any]
+
+# What of a run's Sampling a row or a retry may set otherwise, within bounds that producer/ checks.
+OVERRIDABLE = ("temperature", "top_p", "top_k", "max_new_tokens")
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +37,10 @@ class Sampling:
     top_k: int  # -1: no limit
     max_new_tokens: int  # per turn
     stop_token_ids: list[int]
+
+    def overridden(self, overrides: Json) -> Sampling:
+        """This, with the values that a prompt or a retry asks for; see OVERRIDABLE."""
+        return dataclasses.replace(self, **overrides)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,16 +72,18 @@ class RunSpec:
     chat_template: str  # the Jinja text itself: every worker renders the same
     template_kwargs: Json  # e.g. {"enable_thinking": true}
     sampling: Sampling
-    multi_turn: str  # "rollout": each user turn is answered by the target on its own history
+    multi_turn: str  # rollout | strip | last | first: see producer/conversations.py
+    control_tokens: str  # escape | reject | keep: what becomes of the target's inside a text
     thinking_end_id: int = -1  # the tokenizer's id of "</think>"; -1: it has none
+    quality: Json = field(default_factory=dict)  # flag -> policy: see flags.py; others are kept
 
 
 @dataclass(frozen=True, slots=True)
 class Turn:
     """One question to the target: `messages` join the history, then the target answers.
 
-    `tool_results` are recorded answers (`name`, `content`) that may be spliced in when the target
-    calls a tool of that name in this turn.
+    `tool_results` are recorded answers (`name`, `content`, `arguments` of the call that they
+    answered) that may be spliced in when the target calls a tool of that name in this turn.
     """
 
     messages: list[Json]
@@ -83,7 +92,7 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """One planned prompt: a line of `plan/<segment>/<batch>.jsonl`."""
+    """One planned prompt: a line of a batch in `plan/prompts/`."""
 
     key: str  # 32 hex digits: hash of the user's id, or of the content where there is none
     id: str
@@ -92,6 +101,7 @@ class Prompt:
     heldout: bool  # never trained on
     source: str  # "path:line"
     generation: int = 0  # raised by each retry
+    sampling: Json = field(default_factory=dict)  # overrides of the run's; see OVERRIDABLE
     metadata: Json = field(default_factory=dict)
 
 
@@ -107,27 +117,51 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True)
 class PlannedBatch:
-    """A batch as the plan's log lists it."""
+    """A batch as the plan's log lists it. The three lists run in step, one entry per prompt."""
 
     batch: str
     prompt_keys: list[str]
-    content_sha256: list[str]  # beside each key: tells "planned already" from "other content"
+    content_digests: list[str]  # 32 hex digits: tells "planned already" from "other content"
+    line_digests: list[str]  # of the input line and the call's options; "": came as no line
+    offset: int  # bytes into the segment's prompts object, where the batch's zstd frame begins
+    num_bytes: int  # of that frame
+    generation: int = 0
+    sampling: Json = field(default_factory=dict)  # a retry's overrides, in every prompt as well
 
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """`plan/log/<n>.json`: what one planning step added. Append-only."""
+    """`plan/log/<n>.json`: what one planning step added. Append-only.
+
+    Rows are counted from the first new one on, so that a call that goes on where another was
+    killed writes the segment which that one would have written.
+    """
 
     schema: int
     number: int
     batches: list[PlannedBatch]
     sources: list[str]
-    num_rows: int
+    num_rows: int  # first samples + refused + duplicates + not drawn
     num_refused: int
     num_duplicates: int
-    sealed: bool  # true only in the last segment of a run
+    sealed: bool  # no new prompt is planned from here on; a retry's segments behind it say so too
+    num_not_drawn: int = 0  # left out by their source's weight
+    num_resampled: int = 0  # planned prompts that are a row's second sample or a later one
+    prompts: str = ""  # key of the object with the batches' prompts; empty: no batches
     refusals: str = ""  # key of the object with the refused rows; empty: none
+    priority: int = 6  # of its batches' hints: see celeryconfig.py
+    road: str = "ids"  # "text": finished conversations, imported; never sent to workers
     options: Json = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class ControlEntry:
+    """`control/<n>.json`: what somebody ordered for a run. Append-only; the last one holds."""
+
+    schema: int
+    number: int
+    action: str  # pause | resume | cancel; nothing follows a cancel
+    at: float  # seconds since the epoch
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +185,7 @@ class Answer:
     content: str
     reasoning_content: str
     tool_calls: list[Json]
-    finish_reason: str  # stop | length
+    finish_reason: str  # stop | length | stop_string | abort: a loop, stopped here
     cached_tokens: int
     latency_s: float
     seed: int
@@ -172,6 +206,7 @@ class Row:
     tools: list[Json]
     answers: list[Answer]
     flags: list[str] = field(default_factory=list)
+    sampling: Json = field(default_factory=dict)  # what its prompt overrode; see OVERRIDABLE
     metadata: Json = field(default_factory=dict)
 
 
@@ -205,6 +240,8 @@ class Commit:
     finished_at: float
     worker: str
     engine: Json  # version and flags as the server reports them
+    road: str = "ids"  # "text": imported, its rows have messages and no answers
+    notes: Json = field(default_factory=dict)  # counts of what was unusual, by name
 
 
 Record = TypeVar("Record")

@@ -19,6 +19,8 @@ from dflash_workers.contract.errors import BadInput
 
 CONFIG_FILE = Path("dflash.toml")
 LOCAL_REDIS_URL = "redis://127.0.0.1:6379/0"
+ENGINE_DIALECTS = ("sglang", "openai")
+SPOT_PROVIDERS = ("", "none", "aws", "gcp", "azure")
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,15 +38,28 @@ class Settings:
     run: str = ""
     model: str = ""  # folder of the target: config, tokenizer, weights
     engine_url: str = "http://127.0.0.1:30000"
+    engine_dialect: str = "sglang"  # how the engine is spoken to; openai: vLLM and others
     max_in_flight: int = 48  # requests running in the engine at once
-    slot: str = ""  # a stable name for this worker; empty: host name
+    slot: str = ""  # a stable name for this worker; empty: host name and the engine's port
     flower_login: str = field(default="", repr=False)  # "user:password" for Flower
+    spot_provider: str = ""  # aws | gcp | azure: whose notices count; empty, none: nobody asked
+    spot_url: str = ""  # of its metadata service; empty: the provider's own
+    spot_rebalance: int = 0  # 1: AWS' rebalance recommendation, which names no time, counts too
+    spot_file: str = ""  # a file that means "this host is going" while it exists
 
     def __post_init__(self) -> None:
         if self.run and not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", self.run):
             raise BadInput(f"run name {self.run!r}: use letters, digits, '.', '_', '-'")
         if self.slot and not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", self.slot):
             raise BadInput(f"slot {self.slot!r}: use letters, digits, '.', '_', '-'")
+        if self.engine_dialect not in ENGINE_DIALECTS:
+            known = ", ".join(ENGINE_DIALECTS)
+            raise BadInput(f"engine_dialect {self.engine_dialect!r} is not known: use {known}")
+        if self.spot_provider not in SPOT_PROVIDERS:
+            known = ", ".join(SPOT_PROVIDERS[1:])
+            raise BadInput(f"spot_provider {self.spot_provider!r} is not known: use {known}")
+        if self.spot_url and not re.fullmatch(r"http://[^/\s?#]+", self.spot_url):
+            raise BadInput(f"spot_url {self.spot_url!r}: use http://HOST or http://HOST:PORT")
         if self.max_in_flight < 1:
             raise BadInput(f"max_in_flight must be at least 1, not {self.max_in_flight}")
 

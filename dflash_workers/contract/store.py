@@ -12,11 +12,14 @@ import hashlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
 
 import boto3
 import botocore.config
 import botocore.exceptions
+import botocore.session
+import botocore.utils
 
 from dflash_workers.contract.errors import (
     AccessDenied,
@@ -97,6 +100,13 @@ class Store:
         """The bytes of `key`. Raises Missing."""
         with self._translated(f"read {key}"):
             return self.client.get_object(Bucket=self.bucket, Key=self._full(key))["Body"].read()
+
+    def get_range(self, key: str, offset: int, num_bytes: int) -> bytes:
+        """`num_bytes` of `key` from `offset` on. Raises Missing."""
+        wanted = f"bytes={offset}-{offset + num_bytes - 1}"
+        with self._translated(f"read {wanted} of {key}"):
+            reply = self.client.get_object(Bucket=self.bucket, Key=self._full(key), Range=wanted)
+            return reply["Body"].read()
 
     def exists(self, key: str) -> bool:
         """Whether `key` is there."""
@@ -193,8 +203,11 @@ def open_store(settings: Settings, *, max_attempts: int = 5) -> Store:
         response_checksum_validation="when_required" if settings.s3_endpoint else "when_supported",
         s3={"addressing_style": "path" if settings.s3_endpoint else "auto"},
     )
+    session = botocore.session.get_session()
+    parsers = session.get_component("response_parser_factory")
+    parsers.set_parser_defaults(timestamp_parser=_parse_time)
     try:
-        client = boto3.session.Session().client(
+        client = boto3.session.Session(botocore_session=session).client(
             "s3",
             endpoint_url=settings.s3_endpoint or None,
             region_name=settings.s3_region,
@@ -208,6 +221,14 @@ def open_store(settings: Settings, *, max_attempts: int = 5) -> Store:
             f"settings: {error}"
         ) from error
     return Store(client, settings.s3_bucket, settings.s3_prefix.strip("/"), settings.s3_endpoint)
+
+
+def _parse_time(value: Any) -> Any:
+    """As botocore does, whose way takes three quarters of the time that a listing takes."""
+    try:
+        return datetime.fromisoformat(value)
+    except (TypeError, ValueError):
+        return botocore.utils.parse_timestamp(value)
 
 
 def _by_class(status: int) -> type[FleetError]:

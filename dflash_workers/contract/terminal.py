@@ -15,6 +15,8 @@ import orjson
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from dflash_workers.contract.errors import NotEnough
+
 out = Console(highlight=False)
 err = Console(stderr=True, highlight=False)
 
@@ -31,9 +33,19 @@ class ExitCode(IntEnum):
 
 def report(facts: Mapping[str, Any], *, as_json: bool) -> None:
     """Print a verb's result: one JSON object, or one line per fact."""
-    if as_json:
-        sys.stdout.write(orjson.dumps(dict(facts)).decode() + "\n")
-        return
+    try:
+        if as_json:
+            sys.stdout.write(orjson.dumps(dict(facts)).decode() + "\n")
+        else:
+            _print_lines(facts)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        raise  # typer ends quietly where nobody reads on
+    except OSError as error:
+        raise NotEnough(f"the result could not be written to stdout: {error.strerror}") from error
+
+
+def _print_lines(facts: Mapping[str, Any]) -> None:
     width = max((len(name) for name in facts), default=0)
     for name, value in facts.items():
         out.print(f"{name.replace('_', ' '):<{width}}  {value}", markup=False, soft_wrap=True)

@@ -7,7 +7,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dflash_workers.contract.errors import Corrupt
-from dflash_workers.contract.lines import compress, decompress, dump, dump_lines, load, load_lines
+from dflash_workers.contract.lines import (
+    compress,
+    compress_each,
+    decompress,
+    dump,
+    dump_lines,
+    load,
+    load_lines,
+)
 from dflash_workers.contract.records import BatchMessage, Rejection
 
 texts = st.text(st.characters(exclude_categories=["Cs"]))
@@ -44,13 +52,19 @@ def test_a_line_cut_short_is_corrupt() -> None:
 
 
 def test_keys_stand_in_the_order_of_the_fields() -> None:
-    assert dump(BatchMessage("r", 2, "b")) == b'{"run":"r","segment":2,"batch":"b","schema":1}'
+    assert dump(BatchMessage("r", 2, "b")) == b'{"run":"r","segment":2,"batch":"b","schema":2}'
 
 
 @settings(deadline=None)
 @given(st.binary())
 def test_what_is_compressed_is_decompressed(body: bytes) -> None:
     assert decompress(compress(body)) == body
+
+
+@settings(deadline=None)
+@given(st.lists(st.binary(min_size=1)))
+def test_bodies_compressed_together_give_the_frames_of_each_alone(bodies: list[bytes]) -> None:
+    assert compress_each(bodies) == [compress(body) for body in bodies]
 
 
 def test_a_compressed_object_cut_short_or_with_a_tail_is_corrupt() -> None:

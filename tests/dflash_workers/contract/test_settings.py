@@ -44,6 +44,7 @@ def test_without_any_source_the_defaults_hold(tmp_path: Path) -> None:
         "max_in_flight = 4.5",
         "max_in_flight = true",
         "max_in_flight = 0",
+        "engine_dialect = 'ollama'",
         "run = '../escape'",
         "run = 'a/b'",
         "s3_bucket = ",
