@@ -1,0 +1,78 @@
+"""What one row of input is, and what becomes of a row that is none.
+
+Every reader of this package hands (source, item) on: a JSON line not parsed yet, the row that a
+table or an array holds, or a Refusal. The source says where a person finds it: "path:line" for
+JSON Lines, "path#row" for the rest (the first is 1). `parse_line` is the one door from bytes to a
+row, so that a row means the same whichever file it came from.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+
+import orjson
+
+from dflash_workers.contract.records import Json, Refusal
+
+Item = bytes | Json | Refusal
+SourcedItem = tuple[str, Item]
+
+BOM = b"\xef\xbb\xbf"
+EXCERPT_CHARS = 200
+MAX_ROW_BYTES = 1 << 26  # a row beyond it surely is none: the file is something else
+
+# Any JSON escape; group 1 is half of a surrogate pair that lacks its other half.
+_ESCAPE = re.compile(
+    rb"\\(?:u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}"
+    rb"|(u[dD][89a-fA-F][0-9a-fA-F]{2})|.)"
+)
+_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
+
+
+def parse_line(line: bytes, source: str) -> Json | Refusal:
+    """One line as a row, without byte order mark; halves of surrogate pairs become U+FFFD."""
+    try:
+        try:
+            row = orjson.loads(line)
+        except orjson.JSONDecodeError:
+            # Where files were joined, a byte order mark may stand before any line.
+            row = orjson.loads(mend_surrogates(line.removeprefix(BOM)))
+    except orjson.JSONDecodeError as error:
+        try:
+            row = _read_leniently(line)
+        except (ValueError, RecursionError):
+            return refusal(source, "malformed_json", str(error), line)
+    if not isinstance(row, dict):
+        return not_an_object(source, row, line)
+    return row
+
+
+def _read_leniently(line: bytes) -> object:
+    """What Python's own writer makes of NaN (null here), and raw control characters in a text."""
+    text = mend_surrogates(line.removeprefix(BOM)).decode()
+    row = json.loads(text, strict=False, parse_constant=lambda _: None)
+    orjson.dumps(row)  # raises for what no object of ours can hold, such as integers of 100 bits
+    return row
+
+
+def mend_surrogates(text: bytes) -> bytes:
+    """JSON text with U+FFFD for each half of a surrogate pair that lacks its other half."""
+    return _ESCAPE.sub(_mended, text) if _SURROGATE.search(text) else text
+
+
+def not_an_object(source: str, value: object, excerpt: bytes) -> Refusal:
+    """The refusal of a row that is a list, a text, a number or null."""
+    detail = f"a row must be an object, this is a {type(value).__name__}"
+    return refusal(source, "not_an_object", detail, excerpt)
+
+
+def refusal(source: str, reason: str, detail: str, excerpt: bytes) -> Refusal:
+    """A row that can't be used, with its beginning for people."""
+    # Four bytes are a character's most: a row of many MB is not decoded for 200 of its characters.
+    text = excerpt[: 4 * EXCERPT_CHARS].decode(errors="replace")[:EXCERPT_CHARS]
+    return Refusal(source, reason, detail, text)
+
+
+def _mended(match: re.Match[bytes]) -> bytes:
+    return b"\\ufffd" if match[1] else match[0]
