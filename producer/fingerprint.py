@@ -17,20 +17,24 @@ from typing import Any
 import orjson
 
 from dflash_workers.contract.chat import (
+    CONTROL_POLICIES,
     Chat,
     load_tokenizer,
-    open_chat,
     own_template,
     tokenizer_sha256,
 )
 from dflash_workers.contract.errors import BadInput, Conflict, Missing, PromptRejected
+from dflash_workers.contract.flags import check_policies
 from dflash_workers.contract.keys import RunKeys
-from dflash_workers.contract.lines import dump, load
+from dflash_workers.contract.lines import dump
+from dflash_workers.contract.plan import read_spec
 from dflash_workers.contract.records import SCHEMA_VERSION, Json, RunSpec, Sampling, Target, encode
 from dflash_workers.contract.store import Store
+from producer.abilities import check_thinking
+from producer.conversations import POLICIES
 
 DEFAULT_MAX_NEW_TOKENS = 2048
-MULTI_TURN = "rollout"
+DEFAULT_POLICIES = {"multi_turn": "rollout", "control_tokens": "escape"}
 SHOWN_CHARS = 60
 MAX_HEADER_BYTES = 1 << 28  # a longer safetensors header means that the file is none
 
@@ -45,6 +49,9 @@ class RunOptions:
     temperature: float | None = None  # 0: greedy
     top_p: float | None = None
     top_k: int | None = None  # -1: no limit
+    multi_turn: str | None = None  # what becomes of recorded answers: see conversations.py
+    control_tokens: str | None = None  # what becomes of the target's inside a text: see chat.py
+    quality: Json | None = None  # flag -> keep | reject | retry-once: see contract/flags.py
 
 
 def make_spec(run: str, model_dir: str, options: RunOptions, standing: RunSpec | None) -> RunSpec:
@@ -53,25 +60,49 @@ def make_spec(run: str, model_dir: str, options: RunOptions, standing: RunSpec |
     if not model_dir or not folder.is_dir():
         raise Missing(f"no model folder {model_dir or '(none given)'}: pass --model FOLDER")
     template, template_kwargs = options.chat_template, options.template_kwargs
+    tokenizer = load_tokenizer(model_dir)
     if template is None:
-        template = standing.chat_template if standing else own_template(model_dir)
+        template = standing.chat_template if standing else own_template(tokenizer)
     if template_kwargs is None:
         template_kwargs = standing.template_kwargs if standing else {}
+    policies = _policies(options, standing)
+    quality = options.quality
+    if quality is None:
+        quality = standing.quality if standing else {}
+    check_policies(quality)
     target = _target(folder, template)
-    chat = open_chat(model_dir, template, template_kwargs)
+    chat = Chat(tokenizer, template, template_kwargs, policies["control_tokens"])
     _check_template(chat)
     generation = _generation_config(folder)
     wanted = _wanted(generation, options, standing.sampling if standing else None)
+    sampling = _sampling(wanted, _stop_token_ids(chat, generation), target.context_len)
+    check_sampling(sampling, target.context_len)
     return RunSpec(
         schema=SCHEMA_VERSION,
         run=run,
         target=target,
         chat_template=template,
         template_kwargs=template_kwargs,
-        sampling=_sampling(wanted, _stop_token_ids(chat, generation), target.context_len),
-        multi_turn=MULTI_TURN,
+        sampling=sampling,
+        multi_turn=policies["multi_turn"],
+        control_tokens=policies["control_tokens"],
         thinking_end_id=chat.thinking_end_id(),
+        quality=quality,
     )
+
+
+def check_sampling(sampling: Sampling, context_len: int) -> None:
+    """Raise BadInput, naming the first value that is out of range."""
+    for name, holds in {
+        "temperature (0 or more)": 0 <= sampling.temperature < math.inf,
+        "top_p (over 0, up to 1)": 0 < sampling.top_p <= 1,
+        "top_k (1 or more, or -1)": sampling.top_k == -1 or sampling.top_k >= 1,
+        f"max tokens (1 to {context_len - 1}, the target's context less one)": (
+            1 <= sampling.max_new_tokens < context_len
+        ),
+    }.items():
+        if not holds:
+            raise BadInput(f"out of range: {name}")
 
 
 def _check_template(chat: Chat) -> None:
@@ -83,12 +114,14 @@ def _check_template(chat: Chat) -> None:
         raise BadInput(f"the chat template can't be used: {error.detail}") from error
     if question not in chat.text(ids):
         raise BadInput("the chat template leaves the user's question out")
+    if "enable_thinking" in chat.template_kwargs:
+        check_thinking(chat)
 
 
-def read_spec(store: Store, run: str) -> RunSpec | None:
+def find_spec(store: Store, run: str) -> RunSpec | None:
     """The run's spec; None where the run does not exist."""
     try:
-        return load(RunSpec, store.get(RunKeys(run).spec))
+        return read_spec(store, run)
     except Missing:
         return None
 
@@ -108,13 +141,13 @@ def check_same(standing: RunSpec, spec: RunSpec) -> None:
 
 def open_or_create_run(store: Store, spec: RunSpec) -> RunSpec:
     """Write run.json once; return the spec that stands. Raises Conflict. Safe to call twice."""
-    standing = read_spec(store, spec.run)
+    standing = find_spec(store, spec.run)
     if standing is None:
         try:
             store.put_new(RunKeys(spec.run).spec, dump(spec))
             return spec
         except Conflict:  # another producer was first
-            standing = load(RunSpec, store.get(RunKeys(spec.run).spec))
+            standing = read_spec(store, spec.run)
     check_same(standing, spec)
     return standing
 
@@ -123,6 +156,17 @@ def control_tokens(model_dir: str) -> tuple[str, ...]:
     """The tokenizer's special tokens: inside a prompt's text each would become its control id."""
     added = load_tokenizer(model_dir).added_tokens_decoder
     return tuple(sorted(token.content for token in added.values() if token.special))
+
+
+def _policies(options: RunOptions, standing: RunSpec | None) -> dict[str, str]:
+    """The call's over the run's over the default. Raises BadInput."""
+    layers = [DEFAULT_POLICIES, encode(standing) if standing else {}, encode(options)]
+    known = {"multi_turn": POLICIES, "control_tokens": CONTROL_POLICIES}
+    policies = {n: next(v for x in reversed(layers) if (v := x.get(n)) is not None) for n in known}
+    for name, chosen in policies.items():
+        if chosen not in known[name]:
+            raise BadInput(f"{name} is {chosen!r}: use one of {', '.join(known[name])}")
+    return policies
 
 
 def _target(folder: Path, template: str) -> Target:
@@ -156,9 +200,9 @@ def _wanted(generation: Json, options: RunOptions, standing: Sampling | None) ->
 
 
 def _sampling(wanted: Json, stop_token_ids: list[int], context_len: int) -> Sampling:
-    """Every value explicit and in range. Raises BadInput."""
+    """Every value explicit. Raises BadInput."""
     try:
-        sampling = Sampling(
+        return Sampling(
             temperature=float(wanted.get("temperature", 1.0)),
             top_p=float(wanted.get("top_p", 1.0)),
             top_k=int(wanted.get("top_k", -1)) or -1,  # some models write "no limit" as 0
@@ -169,17 +213,6 @@ def _sampling(wanted: Json, stop_token_ids: list[int], context_len: int) -> Samp
         )
     except (TypeError, ValueError) as error:
         raise BadInput(f"sampling: {error}") from error
-    for name, holds in {
-        "temperature (0 or more)": 0 <= sampling.temperature < math.inf,
-        "top_p (over 0, up to 1)": 0 < sampling.top_p <= 1,
-        "top_k (1 or more, or -1)": sampling.top_k == -1 or sampling.top_k >= 1,
-        f"max tokens (1 to {context_len - 1}, the target's context less one)": (
-            1 <= sampling.max_new_tokens < context_len
-        ),
-    }.items():
-        if not holds:
-            raise BadInput(f"out of range: {name}")
-    return sampling
 
 
 def _stop_token_ids(chat: Chat, generation: Json) -> list[int]:

@@ -2,105 +2,160 @@ from __future__ import annotations
 
 import json
 import threading
-import time
 from collections import Counter
 
+import pytest
 import redis
 
 import celeryconfig
-from dflash_workers.contract.records import Json
-from producer.api import Run
-from producer.enqueue import name_of, queue_of, read_claims, send_planned
+from dflash_workers.contract.control import Action, Control
+from dflash_workers.contract.records import BatchMessage, Json, decode
+from producer.enqueue import queue_of, send_planned
 from producer.ledger import Ledger
-from tests.producer.conftest import CommitBatch
+from producer.reconcile import name_of
+from tests.producer.campaign import Campaign, prompts
 
 
-def rows(num_rows: int) -> list[Json]:
-    return [{"id": f"p{n}", "user_turns": [f"question {n}"]} for n in range(num_rows)]
+def list_of(campaign: Campaign, priority: int) -> str:
+    return f"{campaign.queue}\x06\x16{priority}"
 
 
-def queued(run: Run, client: redis.Redis) -> list[Json]:
-    """The messages that wait with the priority of ordinary batches."""
-    queue = f"{queue_of(run.spec)}\x06\x16{celeryconfig.PRIORITY_ORDINARY}"
-    return [json.loads(message) for message in client.lrange(queue, 0, -1)]
+def queued(
+    campaign: Campaign, client: redis.Redis, priority: int = celeryconfig.PRIORITY_ORDINARY
+) -> list[Json]:
+    """The messages that wait with a priority, the next in line first."""
+    return [json.loads(m) for m in client.lrange(list_of(campaign, priority), 0, -1)[::-1]]
 
 
-def empty_queue(run: Run, client: redis.Redis) -> None:
-    client.delete(f"{queue_of(run.spec)}\x06\x16{celeryconfig.PRIORITY_ORDINARY}")
+def send(campaign: Campaign, max_queued: int | None = None) -> int:
+    ledger = Ledger(campaign.store, campaign.run)
+    return send_planned(ledger, campaign.hints, queue_of(campaign.spec), max_queued=max_queued)
 
 
 def test_every_planned_batch_gets_one_hint_and_is_pending(
-    run: Run, redis_client: redis.Redis
+    campaign: Campaign, redis_client: redis.Redis
 ) -> None:
-    empty_queue(run, redis_client)
+    planned = campaign.plan(prompts("a", "b"), prompts("c"), prompts("d"))
 
-    report = run.enqueue(rows(10), batch_size=4)
+    num_sent = send(campaign)
 
-    assert (report.num_batches, report.num_sent) == (3, 3)
-    messages = queued(run, redis_client)
+    messages = queued(campaign, redis_client)
+    assert num_sent == 3
     assert {m["headers"]["task"] for m in messages} == {celeryconfig.GENERATE_TASK}
-    ledger = Ledger(run.store, run.spec.run)
-    ledger.refresh()
-    names = {name_of(message) for message in ledger.uncommitted()}
-    assert len(names) == 3
-    assert read_claims(run.hints, run.spec.run).pending == names
+    names = [f"{campaign.run}/{name_of(batch)}" for batch in planned]
+    assert [m["headers"]["id"] for m in messages] == names
+    assert campaign.hints.queued_names(campaign.queue) == set(names)
+    pending = redis_client.zrange(campaign.hints.keys.pending(campaign.run), 0, -1)
+    assert {name.decode() for name in pending} == set(map(name_of, planned))
 
 
-def test_the_same_call_again_sends_nothing_while_its_hints_wait(
-    run: Run, redis_client: redis.Redis
+def test_celery_reads_a_hint_as_it_reads_a_task_that_it_sent_itself(
+    campaign: Campaign, redis_client: redis.Redis
 ) -> None:
-    empty_queue(run, redis_client)
-    run.enqueue(rows(10), batch_size=4)
+    (batch,) = campaign.plan(prompts("a"))
+    send(campaign)
+    campaign.hints.give_back(batch, campaign.queue)  # by Celery's own means
 
-    again = run.enqueue(rows(10), batch_size=4)
+    with campaign.hints.app.connection_for_read() as connection:
+        given_back, sent = (
+            connection.default_channel.basic_get(campaign.queue, no_ack=True) for _ in range(2)
+        )
 
-    assert (again.num_planned, again.num_sent) == (0, 0)
+    for message in (given_back, sent):
+        _, kwargs, _ = message.decode()
+        assert decode(BatchMessage, kwargs) == batch
+    assert sent.headers.keys() == given_back.headers.keys()
+    differing = {n for n in sent.headers if sent.headers[n] != given_back.headers[n]}
+    assert differing == {"kwargsrepr", "ignore_result"}
+    assert sent.content_type == given_back.content_type == "application/json"
+
+
+@pytest.mark.parametrize("priority", [3, 6, 9])
+def test_a_segments_priority_is_that_of_its_hints(
+    campaign: Campaign, redis_client: redis.Redis, priority: int
+) -> None:
+    campaign.plan(prompts("a"), priority=priority)
+
+    send(campaign)
+
+    assert len(queued(campaign, redis_client, priority)) == 1
+    assert redis_client.llen(list_of(campaign, priority)) == 1
+
+
+def test_the_same_call_again_sends_nothing_while_its_hints_wait(campaign: Campaign) -> None:
+    campaign.plan(prompts("a"), prompts("b"))
+    send(campaign)
+
+    assert send(campaign) == 0
 
 
 def test_a_batch_that_was_planned_but_never_sent_is_sent_by_the_next_call(
-    run: Run, redis_client: redis.Redis
+    campaign: Campaign, redis_client: redis.Redis
 ) -> None:
-    empty_queue(run, redis_client)
-    run.enqueue(rows(10), batch_size=4)
-    redis_client.delete(run.hints.keys.pending(run.spec.run))
+    campaign.plan(prompts("a"), prompts("b"))
+    send(campaign)
+    redis_client.delete(list_of(campaign, celeryconfig.PRIORITY_ORDINARY))
 
-    assert run.enqueue(rows(10), batch_size=4).num_sent == 3
+    assert send(campaign) == 2
 
 
-def test_what_is_done_or_in_flight_is_not_sent(
-    run: Run, redis_client: redis.Redis, commit_batch: CommitBatch
+def test_what_is_done_or_held_is_not_sent(campaign: Campaign, redis_client: redis.Redis) -> None:
+    done, busy, leased, left = campaign.plan(*(prompts(name) for name in "abcd"))
+    campaign.commit(done)
+    keys = campaign.hints.keys
+    redis_client.zadd(keys.inflight(campaign.run), {name_of(busy): 1})
+    redis_client.set(keys.lease(campaign.run, name_of(leased)), "somebody")
+
+    assert send(campaign) == 1
+    assert redis_client.zrange(keys.pending(campaign.run), 0, -1) == [name_of(left).encode()]
+
+
+def test_what_was_imported_is_nobodys_work(campaign: Campaign) -> None:
+    campaign.plan(prompts("a"), road="text")
+
+    assert send(campaign) == 0
+
+
+def test_nothing_is_sent_of_a_run_that_is_to_rest(campaign: Campaign) -> None:
+    campaign.plan(prompts("a"))
+    control = Control(campaign.store, campaign.run)
+
+    control.order(Action.PAUSE)
+    assert send(campaign) == 0
+    control.order(Action.RESUME)
+    assert send(campaign) == 1
+
+
+def test_more_hints_than_go_at_once_keep_their_order(
+    campaign: Campaign, redis_client: redis.Redis
 ) -> None:
-    empty_queue(run, redis_client)
-    run.enqueue(rows(12), batch_size=4)
-    ledger = Ledger(run.store, run.spec.run)
-    ledger.refresh()
-    done, busy, left = ledger.uncommitted()
-    commit_batch(done)
-    empty_queue(run, redis_client)
-    redis_client.delete(run.hints.keys.pending(run.spec.run))
-    redis_client.zadd(run.hints.keys.inflight(run.spec.run), {name_of(busy): 1})
+    planned = campaign.plan(*(prompts(f"p{n}") for n in range(250)))
 
-    num_sent = run.enqueue(rows(12), batch_size=4).num_sent
-
-    assert num_sent == 1
-    assert read_claims(run.hints, run.spec.run).pending == {name_of(left)}
+    assert send(campaign, max_queued=10_000) == 250
+    ids = [message["headers"]["id"] for message in queued(campaign, redis_client)]
+    assert ids == [f"{campaign.run}/{name_of(batch)}" for batch in planned]
 
 
-def test_a_full_queue_is_waited_for(run: Run, redis_client: redis.Redis) -> None:
-    empty_queue(run, redis_client)
-    run.enqueue(rows(4), batch_size=4)
+def test_a_full_queue_is_waited_for_and_said_once(
+    campaign: Campaign,
+    redis_client: redis.Redis,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("producer.enqueue.POLL_S", 0.05)
+    campaign.plan(prompts("a"))
+    redis_client.lpush(campaign.queue, "somebody else's")
     sent = Counter[str]()
 
-    def send() -> None:
-        ledger = Ledger(run.store, run.spec.run)
-        sent["hints"] = send_planned(ledger, run.hints, queue_of(run.spec), max_queued=1)
+    def send_when_there_is_room() -> None:
+        sent["hints"] = send(campaign, max_queued=1)
 
-    redis_client.delete(run.hints.keys.pending(run.spec.run))
-    sender = threading.Thread(target=send)
+    sender = threading.Thread(target=send_when_there_is_room)
     sender.start()
-    time.sleep(1)
+    sender.join(timeout=1)
     assert sender.is_alive()
-    empty_queue(run, redis_client)
+    redis_client.delete(campaign.queue)
     sender.join(timeout=20)
 
     assert sent["hints"] == 1
+    assert capsys.readouterr().err.count("waiting for workers") == 1

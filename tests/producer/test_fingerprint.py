@@ -1,8 +1,12 @@
+"""A run's fingerprint: every value explicit, written once, another refused by the field's name."""
+
 from __future__ import annotations
 
 import dataclasses
 import json
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,8 +17,22 @@ from dflash_workers.contract.keys import RunKeys
 from dflash_workers.contract.lines import load
 from dflash_workers.contract.records import RunSpec, Sampling
 from dflash_workers.contract.store import Store
-from producer.fingerprint import RunOptions, make_spec, open_or_create_run
-from tests.tiny_model import CONTEXT_LEN, TEMPLATE, VOCAB_SIZE, make_tiny_model
+from producer.fingerprint import (
+    RunOptions,
+    control_tokens,
+    find_spec,
+    make_spec,
+    open_or_create_run,
+)
+from tests.tiny_model import (
+    CONTEXT_LEN,
+    SPECIAL_TOKENS,
+    TEMPLATE,
+    VOCAB_SIZE,
+    make_tiny_model,
+)
+
+ROOT = Path(__file__).parents[2]
 
 OTHER = "{{ messages[-1].content }}"  # a template that is not the model's
 
@@ -161,3 +179,78 @@ def test_a_template_that_can_not_ask_is_refused_before_a_run_has_it(
 ) -> None:
     with pytest.raises(BadInput, match="template"):
         spec_of(model_dir, RunOptions(chat_template=template))
+
+
+def test_the_policies_are_the_calls_or_the_runs_or_the_default(model_dir: Path) -> None:
+    default = spec_of(model_dir)
+    standing = spec_of(model_dir, RunOptions(multi_turn="strip", control_tokens="keep"))
+
+    again = make_spec("r", str(model_dir), RunOptions(), standing)
+    changed = make_spec("r", str(model_dir), RunOptions(multi_turn="last"), standing)
+
+    assert (default.multi_turn, default.control_tokens) == ("rollout", "escape")
+    assert again == standing
+    assert (changed.multi_turn, changed.control_tokens) == ("last", "keep")
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (RunOptions(multi_turn="all"), "multi_turn is 'all': use one of rollout, strip"),
+        (RunOptions(multi_turn=""), "multi_turn is ''"),
+        (RunOptions(control_tokens="drop"), "control_tokens is 'drop': use one of escape, reject"),
+    ],
+)
+def test_an_unknown_policy_is_refused(model_dir: Path, options: RunOptions, words: str) -> None:
+    with pytest.raises(BadInput, match=words):
+        spec_of(model_dir, options)
+
+
+@pytest.mark.parametrize("field", ["multi_turn", "control_tokens"])
+def test_another_policy_than_the_runs_is_refused_by_field(
+    store: Store, model_dir: Path, field: str
+) -> None:
+    open_or_create_run(store, spec_of(model_dir))
+    other = {"multi_turn": "strip", "control_tokens": "keep"}[field]
+
+    with pytest.raises(Conflict, match=rf"{field} is '\w+' there and '{other}' here"):
+        open_or_create_run(store, dataclasses.replace(spec_of(model_dir), **{field: other}))
+
+
+@pytest.mark.parametrize("is_thinking", [True, False])
+def test_a_thinking_mode_that_the_template_ignores_is_refused(
+    model_dir: Path, is_thinking: bool
+) -> None:
+    kwargs = {"enable_thinking": is_thinking}
+
+    assert spec_of(model_dir, RunOptions(template_kwargs=kwargs)).template_kwargs == kwargs
+    with pytest.raises(BadInput, match="enable_thinking"):
+        spec_of(model_dir, RunOptions(chat_template=OTHER, template_kwargs=kwargs))
+
+
+def test_a_run_that_does_not_exist_is_none(store: Store, model_dir: Path) -> None:
+    assert find_spec(store, "r") is None
+
+    spec = open_or_create_run(store, spec_of(model_dir))
+
+    assert find_spec(store, "r") == spec
+
+
+def test_the_control_tokens_are_the_special_ones(model_dir: Path) -> None:
+    assert control_tokens(str(model_dir)) == tuple(sorted(SPECIAL_TOKENS))
+
+
+def test_making_a_spec_needs_no_torch(model_dir: Path) -> None:
+    program = f"""
+import sys
+import producer.api
+from producer.fingerprint import RunOptions, make_spec
+spec = make_spec("r", {str(model_dir)!r}, RunOptions(), None)
+print(spec.target.name, "torch" in sys.modules)
+"""
+
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+
+    assert done.stdout.split() == ["tiny", "False"]

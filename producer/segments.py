@@ -1,0 +1,121 @@
+"""A run's log as a producer knows it, and the one way to add a segment to it.
+
+Reads segments from <- plan/log/; written to by -> plan.py. A segment is written in the order
+prompts, refusals, log entry, each once: a crash leaves objects that no segment names, and the same
+segment again has the same bytes under the same keys. Such objects, and those of a lost number,
+stay: readers start from the log and never list prompts, and a producer needs no right to delete.
+In memory a planned prompt takes 140 bytes, and 110 more where its line is known.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Collection
+from dataclasses import dataclass, field, replace
+
+from dflash_workers.contract.errors import Conflict
+from dflash_workers.contract.keys import RunKeys
+from dflash_workers.contract.lines import compress, dump, dump_lines
+from dflash_workers.contract.plan import read_refusals, read_segments
+from dflash_workers.contract.records import PlannedBatch, Refusal
+from dflash_workers.contract.store import Store
+from producer.drafts import Draft
+
+
+@dataclass(slots=True)
+class PlanLog:
+    """What the log is known to list. By itself it is kept in memory only: for dry runs."""
+
+    # All hashes as ints, the smallest form that they have.
+    contents: dict[int, int] = field(default_factory=dict)  # a planned prompt's key -> content
+    generations: dict[int, int] = field(default_factory=dict)  # key -> the highest, where not 0
+    lines: set[int] = field(default_factory=set)
+    refused: set[int] = field(default_factory=set)  # marks
+    next_number: int = 0
+    sealed: bool = False
+
+    def append(self, draft: Draft) -> bool:
+        """Write the next segment; False where another producer was first. Safe to repeat."""
+        self.next_number += 1
+        return True
+
+    def read_on(self, mine: Collection[int] = ()) -> set[int]:
+        """Take in the segments that are new to us; return which of these keys they plan."""
+        return set()
+
+    def take_in(self, batch: PlannedBatch) -> list[int]:
+        """Remember a batch; return its keys."""
+        keys = [int(key, 16) for key in batch.prompt_keys]
+        if batch.generation:
+            self.generations.update((key, batch.generation) for key in keys)
+        else:
+            contents = map(content_of, batch.content_digests)
+            self.contents.update(zip(keys, contents, strict=True))
+            self.lines.update([int(line, 16) for line in batch.line_digests if line])
+        return keys
+
+
+@dataclass(slots=True)
+class StoredLog(PlanLog):
+    """The log of a run in S3."""
+
+    store: Store = field(kw_only=True)
+    run: str = field(kw_only=True)
+
+    def append(self, draft: Draft) -> bool:
+        keys, number = RunKeys(self.run), self.next_number
+        batches, body = draft.packed()
+        prompts_key = refusals_key = ""
+        if batches:
+            prompts_key = keys.prompts(number, _body_hash(body))
+            self.store.put_new(prompts_key, body)
+        if draft.refusals:
+            body = compress(dump_lines(draft.refusals.values()))
+            refusals_key = keys.refusals(number, _body_hash(body))
+            self.store.put_new(refusals_key, body)
+        segment = replace(
+            draft.segment(),
+            number=number,
+            sealed=self.sealed,
+            batches=batches,
+            prompts=prompts_key,
+            refusals=refusals_key,
+        )
+        try:
+            self.store.put_new(keys.segment(number), dump(segment))
+        except Conflict:
+            return False
+        self.next_number += 1
+        return True
+
+    def read_on(self, mine: Collection[int] = ()) -> set[int]:
+        taken: set[int] = set()
+        for segment in read_segments(self.store, self.run, self.next_number):
+            self.next_number = segment.number + 1
+            self.sealed = segment.sealed
+            for batch in segment.batches:
+                taken.update(key for key in self.take_in(batch) if key in mine)
+            self.refused.update(map(mark_of, read_refusals(self.store, segment)))
+        return taken
+
+
+def read_log(store: Store, run: str) -> StoredLog:
+    """All of a run's log, as of now."""
+    log = StoredLog(store=store, run=run)
+    log.read_on()
+    return log
+
+
+def content_of(content_digest: str) -> int:
+    """60 bits of the digest, which an int keeps in 32 bytes. Compared for equal keys only."""
+    return int(content_digest[:15], 16)
+
+
+def mark_of(refusal: Refusal) -> int:
+    """What makes two refusals the same: the row, where it stands, and the reason."""
+    fields = (refusal.source, refusal.reason, refusal.excerpt)
+    return int.from_bytes(hashlib.sha256("\0".join(fields).encode()).digest()[:16])
+
+
+def _body_hash(body: bytes) -> str:
+    return hashlib.sha256(body).hexdigest()[:16]
