@@ -31,9 +31,8 @@ from dflash_workers.launcher import Child, spawn
 from dflash_workers.progress import measure
 from dflash_workers.server import EngineConfig, start_engine, wait_until_ready
 from dflash_workers.staging import is_staged
-from producer.api import Run
-from producer.audit import rejections
-from producer.fingerprint import RunOptions
+from producer.api import EnqueueOptions, Run, RunOptions
+from producer.rejected import rejections
 from trainer.cli import export_checkpoint, make_shards, measure_drafter, train_drafter
 
 app = typer.Typer()
@@ -192,16 +191,15 @@ def stage_model(setup: Demo) -> None:
 
 def plan_examples(setup: Demo) -> Run:
     """The examples as a sealed plan, with a hint in the queue for each batch that has no commit."""
-    options = RunOptions(
+    run_options = RunOptions(
         chat_template=(EXAMPLES / "chatml.jinja").read_text(encoding="utf-8"),
         max_new_tokens=setup.max_new_tokens,
         temperature=0.0,
     )
-    run = Run.create(setup.settings, setup.settings.model, options)
+    run = Run.create(setup.settings, setup.settings.model, run_options)
     if not run.progress().sealed:
-        run.enqueue(
-            [EXAMPLES / "prompts.jsonl"], batch_size=BATCH_SIZE, heldout=0, limit=setup.num_rows
-        )
+        options = EnqueueOptions(batch_size=BATCH_SIZE, heldout=0, limit=setup.num_rows)
+        run.enqueue(EXAMPLES / "prompts.jsonl", options)
         run.seal()
     return run
 

@@ -6,18 +6,24 @@ an error into one clear line and an exit code. It is the outermost frame of ever
 
 from __future__ import annotations
 
+import importlib.metadata
 import os
 import sys
 from typing import Annotated
 
-import typer
+try:
+    import typer
 
-import demo
-import dflash_workers.cli
-import producer.cli
-import trainer.cli
-from dflash_workers.contract.errors import FleetError
-from dflash_workers.contract.terminal import ExitCode, err
+    import demo
+    import dflash_workers.cli
+    import producer.cli.enqueue
+    import producer.cli.fates
+    import producer.cli.runs
+    import trainer.cli
+    from dflash_workers.contract.errors import FleetError
+    from dflash_workers.contract.terminal import ExitCode, err
+except KeyboardInterrupt:  # they take a second or two, in which people change their minds
+    sys.exit(130)
 
 app = typer.Typer(
     name="dflash-fleet",
@@ -26,13 +32,30 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-for package in (producer.cli, dflash_workers.cli, trainer.cli, demo):
-    app.registered_commands += package.app.registered_commands
+for verbs in (
+    producer.cli.enqueue,
+    producer.cli.runs,
+    producer.cli.fates,
+    dflash_workers.cli,
+    trainer.cli,
+    demo,
+):
+    app.registered_commands += verbs.app.registered_commands
+
+
+def show_version(wanted: bool) -> None:
+    """Print the version and end."""
+    if wanted:
+        typer.echo(importlib.metadata.version("dflash-fleet"))
+        raise typer.Exit
 
 
 @app.callback()
 def settings_of_all_verbs(
     debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", callback=show_version, is_eager=True, help="Show it.")
+    ] = False,
 ) -> None:
     """Make training data for speculative-decoding drafters with a fleet, and train them."""
     if debug:

@@ -6,61 +6,66 @@
         run.wait(timeout_s=3600)
         rows = list(run.results())
 
-cli.py is a thin layer over this. Every call may be repeated: what was done already is not done
-again, and what was left half done is finished.
+producer/cli/ is a thin layer over this. Every call may be repeated: what was done already is not
+done again, and what was left half done is finished.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 from types import TracebackType
 
-from dflash_workers.contract.chat import tokenizer_sha256
-from dflash_workers.contract.commit import committed_batches, read_commit
-from dflash_workers.contract.commit import read_rows as read_committed_rows
-from dflash_workers.contract.errors import Conflict, FleetError, Missing
+from dflash_workers.contract.chat import open_chat, tokenizer_sha256
+from dflash_workers.contract.commit import committed_batches, read_commit, read_rows
+from dflash_workers.contract.control import Control, RunState
+from dflash_workers.contract.errors import Conflict, FleetError, QueueUnavailable
 from dflash_workers.contract.hints import Hints, check_redis, open_hints
-from dflash_workers.contract.records import Row, RunSpec
+from dflash_workers.contract.plan import read_spec
+from dflash_workers.contract.records import Refusal, Row, RunSpec
 from dflash_workers.contract.settings import Settings, load_settings
 from dflash_workers.contract.store import Store, open_store
-from producer.conversations import Rules, read_candidates
 from producer.enqueue import queue_of, send_planned
 from producer.fingerprint import (
     RunOptions,
     check_same,
-    control_tokens,
+    find_spec,
     make_spec,
     open_or_create_run,
-    read_spec,
 )
+from producer.intake import EnqueueOptions, Inputs, limits_of, preview, read_outcomes
 from producer.ledger import Ledger, Progress
-from producer.plan import PlanOptions, plan, seal
+from producer.plan import PlanReport, plan, seal
 from producer.reconcile import Reconciler
-from producer.sources import Input, read_rows
+from producer.rules import Rules
+from producer.schemas import Shape
+from producer.segments import read_log
 
-__all__ = ["EnqueueReport", "Progress", "Run", "RunOptions"]
+__all__ = ["EnqueueOptions", "EnqueueReport", "Progress", "Run", "RunOptions", "Shape", "preview"]
 
-DEFAULT_OPTIONS = RunOptions()
+DEFAULT_RUN_OPTIONS = RunOptions()
+DEFAULT_OPTIONS = EnqueueOptions()
 POLL_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class EnqueueReport:
-    """num_rows = num_planned + num_duplicates + the sum of refused."""
+    """num_rows = num_planned - num_resampled + num_duplicates + num_not_drawn + all refused."""
 
     num_rows: int
-    num_planned: int
+    num_planned: int  # prompts
+    num_resampled: int  # of the planned: a row's second sample or a later one
     num_heldout: int  # of the planned
     num_duplicates: int
+    num_not_drawn: int  # left out by their file's weight
     refused: dict[str, int]  # by reason
     num_batches: int  # new ones
     num_sent: int  # hints, those for batches of earlier calls included
+    first_refusals: list[Refusal]  # the first ten
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,16 +76,13 @@ class Run:
     spec: RunSpec
     store: Store
     hints: Hints
-    dry_run: bool = False  # count, write and send nothing
 
     @classmethod
     def create(
         cls,
         settings: Settings,
         model_dir: str | Path,
-        options: RunOptions = DEFAULT_OPTIONS,
-        *,
-        dry_run: bool = False,
+        options: RunOptions = DEFAULT_RUN_OPTIONS,
     ) -> Run:
         """Create the run that `settings` names, or open it where model and options agree.
 
@@ -89,78 +91,59 @@ class Run:
         settings = dataclasses.replace(settings, model=str(model_dir))
         name = settings.require_run()
         with _connected(settings) as (store, hints):
-            if not dry_run:
-                check_redis(hints.redis, settings)
-            standing = read_spec(store, name)
+            check_redis(hints.redis, settings)
+            standing = find_spec(store, name)
             spec = make_spec(name, settings.model, options, standing)
             if standing:
                 check_same(standing, spec)
-            elif not dry_run:
+            else:
                 spec = open_or_create_run(store, spec)
-            return cls(settings, standing or spec, store, hints, dry_run)
+            return cls(settings, standing or spec, store, hints)
 
     @classmethod
     def open(cls, settings: Settings | str) -> Run:
         """Open a run by settings, or by name with the environment's. Raises Missing."""
         if isinstance(settings, str):
             settings = load_settings({"run": settings})
-        name = settings.require_run()
         with _connected(settings) as (store, hints):
-            spec = read_spec(store, name)
-            if spec is None:
-                raise Missing(f"there is no run {name!r} at {store.url('')}: `enqueue` creates one")
-            return cls(settings, spec, store, hints)
+            return cls(settings, read_spec(store, settings.require_run()), store, hints)
 
-    def enqueue(
-        self,
-        inputs: str | Path | Iterable[Input],
-        *,
-        batch_size: int = 16,
-        heldout: float = 0.02,
-        limit: int | None = None,
-        max_bad: float = 1.0,
-        max_queued: int | None = None,
-    ) -> EnqueueReport:
+    def enqueue(self, inputs: Inputs, options: EnqueueOptions = DEFAULT_OPTIONS) -> EnqueueReport:
         """Plan the new rows of files or mappings, and send a hint for each batch without a commit.
 
-        `heldout` and `max_bad` are shares of 1; `limit` reads the first rows only; `max_queued`
-        waits while so many hints are queued. Raises BadInput.
+        Any number of rows in flat memory: `inputs` may be a generator of mappings. Needs the
+        model's folder, for its tokenizer, in the settings. Raises BadInput.
         """
-        if not self.dry_run:
-            check_redis(self.hints.redis, self.settings)
-        options = PlanOptions(
-            batch_size=batch_size,
-            max_refused_share=max_bad,
-            dry_run=self.dry_run,
-            notes={"batch_size": batch_size, "heldout": heldout, "limit": limit},
-        )
-        rows = read_rows([inputs] if isinstance(inputs, str | Path) else inputs)
-        candidates = read_candidates(islice(rows, limit), self._rules(heldout))
-        report = plan(self.store, self.spec.run, candidates, options)
-        num_sent = 0
-        if not self.dry_run:
-            num_sent = send_planned(
-                self._ledger(), self.hints, queue_of(self.spec), max_queued=max_queued
-            )
+        check_redis(self.hints.redis, self.settings)
+        if Control(self.store, self.spec.run).state() is RunState.CANCELLED:
+            raise Conflict(f"run {self.spec.run!r} is cancelled: plan in another run")
+        rules = self._rules(options)
+        log = read_log(self.store, self.spec.run)
+        outcomes = read_outcomes(inputs, options, rules, self.settings, log)
+        planned = plan(log, outcomes, options.plan_options())
+        num_sent = self._send(planned, options.max_queued)
         return EnqueueReport(
-            num_rows=report.num_rows,
-            num_planned=report.num_planned,
-            num_heldout=report.num_heldout,
-            num_duplicates=report.num_duplicates,
-            refused=dict(report.refused),
-            num_batches=report.num_batches,
+            num_rows=planned.num_rows,
+            num_planned=planned.num_planned,
+            num_resampled=planned.num_resampled,
+            num_heldout=planned.num_heldout,
+            num_duplicates=planned.num_duplicates,
+            num_not_drawn=planned.num_not_drawn,
+            refused=dict(planned.refused),
+            num_batches=planned.num_batches,
             num_sent=num_sent,
+            first_refusals=planned.first_refusals,
         )
 
     def seal(self) -> None:
         """End the plan: nothing new may be planned, and the run is done when its batches are."""
-        if not self.dry_run:
-            seal(self.store, self.spec.run)
+        seal(self.store, self.spec.run)
 
     def wait(self, timeout_s: float) -> bool:
         """Wait until every planned batch has its commit; False after `timeout_s`.
 
-        Reconciles meanwhile, so that no lost hint makes it wait for ever.
+        Reconciles meanwhile, so that no lost hint makes it wait for ever. Raises Conflict where
+        the run is cancelled.
         """
         deadline = time.monotonic() + timeout_s
         reconciler = self.reconciler()
@@ -169,6 +152,8 @@ class Run:
             if not reconciler.ledger.open:
                 return True
             reconciler.look()
+            if reconciler.state is RunState.CANCELLED:
+                raise Conflict(f"run {self.spec.run!r} is cancelled: it will not be completed")
             left_s = deadline - time.monotonic()
             if left_s <= 0:
                 return False
@@ -177,9 +162,7 @@ class Run:
     def results(self) -> Iterator[Row]:
         """Every committed row, checked against its commit's sha256."""
         for segment, batch in committed_batches(self.store, self.spec.run):
-            yield from read_committed_rows(
-                self.store, read_commit(self.store, self.spec.run, segment, batch)
-            )
+            yield from read_rows(self.store, read_commit(self.store, self.spec.run, segment, batch))
 
     def progress(self) -> Progress:
         """Counts of what is planned and done, from S3."""
@@ -206,15 +189,26 @@ class Run:
     ) -> None:
         self.close()
 
+    def _send(self, planned: PlanReport, max_queued: int | None) -> int:
+        try:
+            return send_planned(
+                self._ledger(), self.hints, queue_of(self.spec), max_queued=max_queued
+            )
+        except QueueUnavailable as error:
+            raise QueueUnavailable(
+                f"{planned.num_planned} new prompts are planned, but not all hints are sent: "
+                f"{error}: give the same command again"
+            ) from error
+
     def _ledger(self) -> Ledger:
         return Ledger(self.store, self.spec.run)
 
-    def _rules(self, heldout: float) -> Rules:
-        model_dir = self.settings.model
-        tokens = control_tokens(model_dir)
-        if tokenizer_sha256(model_dir) != self.spec.target.tokenizer_sha256:
-            raise Conflict(f"{model_dir}: its tokenizer is not the one of run {self.spec.run!r}")
-        return Rules(tokens, heldout)
+    def _rules(self, options: EnqueueOptions) -> Rules:
+        spec, model_dir = self.spec, self.settings.model
+        chat = open_chat(model_dir, spec.chat_template, spec.template_kwargs, spec.control_tokens)
+        if tokenizer_sha256(model_dir) != spec.target.tokenizer_sha256:
+            raise Conflict(f"{model_dir}: its tokenizer is not the one of run {spec.run!r}")
+        return options.rules(spec.multi_turn, limits_of(spec, chat))
 
 
 @contextmanager

@@ -1,27 +1,29 @@
 """What is planned and what is done: the plan's log against the commits, kept up at small cost.
 
-Reads plan/log/ and commits/ in S3, which are the truth; tells enqueue.py, reconcile.py and api.py
-which batches still lack a commit. Each segment is read once, and commits are listed from the first
-segment on that is not complete.
+Reads plan/log/ and commits/ in S3, which are the truth; tells enqueue.py, reconcile.py, finished.py
+and api.py which batches still lack a commit. Each segment is read once, and commits are listed for
+segments that are not complete. Prompts are counted, not rows of generations: one is planned again
+only after its rejection was committed, so at most one batch without a commit holds it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
-from dflash_workers.contract.commit import committed_batches
+import celeryconfig
 from dflash_workers.contract.keys import RunKeys
-from dflash_workers.contract.records import BatchMessage
+from dflash_workers.contract.plan import read_segments
+from dflash_workers.contract.records import BatchMessage, Segment
 from dflash_workers.contract.store import Store
-from producer.plan import read_segments
 
-_LAST = "\U0010ffff"  # sorts behind every character that a key may have
+NUM_LISTERS = 8
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """Counts of a run; done means committed: answered or rejected."""
+    """Counts of a run; a prompt is done if its newest plan is committed: answered or rejected."""
 
     num_prompts: int
     num_prompts_done: int
@@ -30,13 +32,22 @@ class Progress:
     sealed: bool
 
 
+@dataclass(frozen=True, slots=True)
+class OpenSegment:
+    """A segment with batches that lack a commit."""
+
+    road: str
+    priority: int
+    sizes: dict[str, int]  # such a batch -> its prompts
+
+
 @dataclass(slots=True)
 class Ledger:
     """One run's batches. Call `refresh` before each look."""
 
     store: Store
     run: str
-    open: dict[int, dict[str, int]] = field(default_factory=dict)  # segment -> batch -> prompts
+    open: dict[int, OpenSegment] = field(default_factory=dict)  # by number, in the log's order
     num_segments: int = 0
     num_batches: int = 0
     num_prompts: int = 0
@@ -45,29 +56,31 @@ class Ledger:
     def refresh(self) -> None:
         """Take in new segments and new commits."""
         for segment in read_segments(self.store, self.run, self.num_segments):
-            sizes = {batch.batch: len(batch.prompt_keys) for batch in segment.batches}
-            self.open[segment.number] = sizes
-            self.num_segments += 1
-            self.num_batches += len(sizes)
-            self.num_prompts += sum(sizes.values())
-            self.sealed = segment.sealed
-        self.open = {number: sizes for number, sizes in self.open.items() if sizes}
-        if self.open:
-            start = f"{RunKeys(self.run).commits}{min(self.open):06d}/"
-            for number, batch in committed_batches(self.store, self.run, after=start):
-                self.open.get(number, {}).pop(batch, None)
+            self._take_in(segment)
+        with ThreadPoolExecutor(NUM_LISTERS) as listers:
+            committed = dict(zip(self.open, listers.map(self._committed, self.open), strict=True))
+        for number, batches in committed.items():
+            for batch in batches:
+                self.open[number].sizes.pop(batch, None)
+        self.open = {number: segment for number, segment in self.open.items() if segment.sizes}
 
-    def uncommitted(self) -> list[BatchMessage]:
-        """A hint for each batch without a commit, in the order of the plan."""
+    def uncommitted(self, road: str = "ids") -> list[BatchMessage]:
+        """Each batch of a road that lacks a commit, in the order of the plan."""
         return [
             BatchMessage(self.run, number, batch)
-            for number, sizes in self.open.items()
-            for batch in sizes
+            for number, segment in self.open.items()
+            if segment.road == road
+            for batch in segment.sizes
         ]
+
+    def priority_of(self, message: BatchMessage) -> int:
+        """The priority of a batch's hint; that of a complete segment doesn't matter."""
+        segment = self.open.get(message.segment)
+        return segment.priority if segment else celeryconfig.PRIORITY_ORDINARY
 
     def progress(self) -> Progress:
         """Counts as of the last refresh."""
-        sizes = [size for batches in self.open.values() for size in batches.values()]
+        sizes = [size for segment in self.open.values() for size in segment.sizes.values()]
         return Progress(
             num_prompts=self.num_prompts,
             num_prompts_done=self.num_prompts - sum(sizes),
@@ -76,13 +89,21 @@ class Ledger:
             sealed=self.sealed,
         )
 
+    def _take_in(self, segment: Segment) -> None:
+        sizes = {batch.batch: len(batch.prompt_keys) for batch in segment.batches}
+        self.open[segment.number] = OpenSegment(segment.road, segment.priority, sizes)
+        self.num_segments += 1
+        self.num_batches += len(sizes)
+        self.num_prompts += sum(
+            len(batch.prompt_keys) for batch in segment.batches if batch.generation == 0
+        )
+        self.sealed = segment.sealed
 
-def run_names(store: Store) -> Iterator[str]:
-    """Every run in the bucket, by one short listing each."""
-    after = ""
-    while entry := next(store.list("", after=after), None):
-        name, slash, _ = entry[0].partition("/")
-        if slash:
-            yield name
-        # Behind all that is in the run, in whichever way a store orders "a/x" and "a-1/x".
-        after = f"{name}/{_LAST}" if slash else name
+    def _committed(self, number: int) -> list[str]:
+        return list(committed_of(self.store, self.run, number))
+
+
+def committed_of(store: Store, run: str, segment: int) -> Iterator[str]:
+    """The batches of one segment that have a commit."""
+    for key, _size in store.list(f"{RunKeys(run).commits}{segment:06d}/"):
+        yield key.rpartition("/")[2].removesuffix(".json")

@@ -10,11 +10,21 @@ import orjson
 import pytest
 
 from dflash_workers.contract.commit import publish, seal_rows
+from dflash_workers.contract.hints import Hints
 from dflash_workers.contract.keys import RunKeys
-from dflash_workers.contract.lines import load_lines
-from dflash_workers.contract.records import BatchMessage, Commit, Json, Prompt, Rejection, Row
+from dflash_workers.contract.plan import read_prompts, read_segments
+from dflash_workers.contract.records import (
+    SCHEMA_VERSION,
+    BatchMessage,
+    Commit,
+    Json,
+    Rejection,
+    Row,
+)
 from dflash_workers.contract.settings import Settings
+from dflash_workers.contract.store import Store
 from producer.api import Run
+from tests.producer.campaign import Campaign, spec_of
 from tests.tiny_model import make_tiny_model
 
 # Several test runs may share few cores, so that a deadline says nothing about the code.
@@ -51,12 +61,20 @@ def run(settings: Settings, model_dir: Path) -> Iterator[Run]:
 
 
 @pytest.fixture
+def campaign(store: Store, hints: Hints, settings: Settings) -> Campaign:
+    """A run of this test alone, to be planned and committed by hand."""
+    return Campaign(store, hints, spec_of(settings.run))
+
+
+@pytest.fixture
 def commit_batch(run: Run) -> CommitBatch:
     """Does a worker's part for one batch: prompts whose id is listed are rejected."""
 
     def commit(message: BatchMessage, rejected_ids: tuple[str, ...] = ()) -> Commit:
         keys = RunKeys(message.run)
-        prompts = load_lines(Prompt, run.store.get(keys.prompts(message.segment, message.batch)))
+        segment = next(read_segments(run.store, message.run, message.segment))
+        (batch,) = [b for b in segment.batches if b.batch == message.batch]
+        prompts = read_prompts(run.store, segment, batch)
         rows = [
             Row(p.key, p.id, p.generation, p.heldout, p.source, p.turns[0].messages, p.tools, [])
             for p in prompts
@@ -68,7 +86,7 @@ def commit_batch(run: Run) -> CommitBatch:
         body, sha256 = seal_rows(rows)
         data_key = keys.data(message.segment, message.batch, "attempt")
         commit = Commit(
-            schema=1,
+            schema=SCHEMA_VERSION,
             run=message.run,
             segment=message.segment,
             batch=message.batch,

@@ -1,38 +1,64 @@
 from __future__ import annotations
 
-import pytest
-
-from producer.api import Run
-from producer.enqueue import name_of
 from producer.ledger import Ledger, Progress
-from tests.producer.conftest import CommitBatch
-from tests.producer.test_enqueue import rows
+from producer.reconcile import name_of
+from tests.producer.campaign import Campaign, prompts
 
 
-def test_batches_leave_with_their_commit_and_join_with_their_segment(
-    run: Run, commit_batch: CommitBatch, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("producer.plan.SEGMENT_BATCHES", 1)
-    ledger = Ledger(run.store, run.spec.run)
-    run.enqueue(rows(6), batch_size=2)
+def test_batches_leave_with_their_commit_and_join_with_their_segment(campaign: Campaign) -> None:
+    first, second, third = campaign.plan(prompts("a", "b"), prompts("c", "d"), prompts("e"))
+    ledger = Ledger(campaign.store, campaign.run)
     ledger.refresh()
-    first, second, third = ledger.uncommitted()
+    before = ledger.progress()
 
-    commit_batch(first)
-    commit_batch(third)
-    run.enqueue(rows(7), batch_size=2)
-    run.seal()
+    campaign.commit(first)
+    campaign.commit(third)
+    (fourth,) = campaign.plan(prompts("f"))
+    campaign.plan(sealed=True)
     ledger.refresh()
 
-    left = [name_of(message) for message in ledger.uncommitted()]
-    assert left[0] == name_of(second)
-    assert len(left) == 2
-    assert ledger.progress() == Progress(7, 4, 4, 2, sealed=True)
+    assert before == Progress(5, 0, 3, 0, sealed=False)
+    assert ledger.uncommitted() == [second, fourth]
+    assert ledger.progress() == Progress(6, 3, 4, 2, sealed=True)
 
 
-def test_an_empty_run_has_nothing_open(run: Run) -> None:
-    ledger = Ledger(run.store, run.spec.run)
+def test_a_prompt_that_is_planned_again_counts_once_and_is_not_done(campaign: Campaign) -> None:
+    (first,) = campaign.plan(prompts("a", "b"))
+    campaign.commit(first, {"b": "context_length"})
+    (again,) = campaign.plan(prompts("b", generation=1))
+    ledger = Ledger(campaign.store, campaign.run)
+
+    ledger.refresh()
+    waiting = ledger.progress()
+    campaign.commit(again)
+    ledger.refresh()
+
+    assert waiting == Progress(2, 1, 2, 1, sealed=False)
+    assert ledger.progress() == Progress(2, 2, 2, 2, sealed=False)
+
+
+def test_imported_batches_are_nobody_s_to_send_but_open_all_the_same(campaign: Campaign) -> None:
+    (imported,) = campaign.plan(prompts("a"), road="text", priority=3)
+    (planned,) = campaign.plan(prompts("b"), priority=9)
+    ledger = Ledger(campaign.store, campaign.run)
+
+    ledger.refresh()
+
+    assert ledger.uncommitted() == [planned]
+    assert ledger.uncommitted("text") == [imported]
+    assert ledger.progress().num_batches_done == 0
+    assert (ledger.priority_of(imported), ledger.priority_of(planned)) == (3, 9)
+
+
+def test_an_empty_run_has_nothing_open(campaign: Campaign) -> None:
+    ledger = Ledger(campaign.store, campaign.run)
 
     ledger.refresh()
 
     assert ledger.progress() == Progress(0, 0, 0, 0, sealed=False)
+
+
+def test_a_batch_is_named_by_its_segment_and_its_hash(campaign: Campaign) -> None:
+    (message,) = campaign.plan(prompts("a"))
+
+    assert name_of(message) == f"0/{message.batch}"

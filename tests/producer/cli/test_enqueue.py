@@ -6,17 +6,24 @@ import sys
 from pathlib import Path
 
 import pytest
-import typer
 from typer.testing import CliRunner
 
 from dflash_workers.contract.errors import BadInput
 from dflash_workers.contract.records import Json
 from dflash_workers.contract.settings import Settings
-from producer.cli import app, share
+from dflash_workers.contract.store import Store
+from producer.cli.enqueue import app
+from producer.listing import list_runs
+from producer.rejected import rejections
 from tests.producer.conftest import RowsFile
-from tests.producer.test_enqueue import rows
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
+
+
+def rows(num_rows: int) -> list[Json]:
+    return [{"id": f"p{n}", "user_turns": [f"question {n}"]} for n in range(num_rows)]
+
+
 GOOD, BAD = rows(10), [*rows(2), {"id": "bad"}]
 
 
@@ -42,7 +49,7 @@ def fleet(*arguments: str | Path, stdin: bytes = b"") -> tuple[int, str, str]:
 
 
 def verb(*arguments: str | Path) -> tuple[int, Json]:
-    """A verb in this process, with --json: exit code and report."""
+    """The verb in this process, with --json: exit code and report."""
     result = CliRunner().invoke(app, [*map(str, arguments), "--json"], catch_exceptions=False)
     return result.exit_code, json.loads(result.stdout)
 
@@ -87,59 +94,72 @@ def test_what_can_not_be_done_is_one_clear_line_and_exit_1(
         assert "wrong@" not in err
 
 
-@pytest.mark.usefixtures("environment")
-def test_too_many_bad_rows_plan_nothing(rows_file: RowsFile) -> None:
-    with pytest.raises(BadInput, match="over the limit"):
-        verb("enqueue", rows_file(BAD), "--max-bad", "1%")
+def test_too_many_bad_rows_plan_nothing(
+    rows_file: RowsFile, environment: Settings, store: Store
+) -> None:
+    with pytest.raises(BadInput, match="refused"):
+        verb(rows_file(BAD), "--max-bad", "1%")
 
-    assert verb("audit")[1]["num_planned"] == 0
+    listed = list_runs(store)
+    assert listed.get(environment.run, {"num_prompts": 0})["num_prompts"] == 0
 
 
-@pytest.mark.usefixtures("environment")
-def test_verbs_report_what_the_run_holds(rows_file: RowsFile, environment: Settings) -> None:
-    file = rows_file(BAD)
+def test_a_refused_row_is_on_record(
+    rows_file: RowsFile, environment: Settings, store: Store
+) -> None:
+    code, facts = verb(rows_file(BAD))
 
-    assert verb("enqueue", file, "--dry-run")[1]["num_planned"] == 2
-    assert verb("enqueue", file, "--max-tokens", "64")[1]["num_planned"] == 2
-    assert verb("seal")[1]["sealed"] is True
-    assert verb("rejected")[1]["refused"] == {"no_messages": 1}
-    code, facts = verb("audit")
-    assert (code, facts["num_waiting"], facts["findings"]) == (3, 2, [])
-    listed = verb("runs")[1]["runs"]
-    assert listed == {
-        environment.run: {
-            "target": "tiny",
-            "num_prompts": 2,
-            "num_prompts_done": 0,
-            "num_batches": 1,
-            "num_batches_done": 0,
-            "sealed": True,
-        }
-    }
+    assert (code, facts["num_planned"]) == (3, 2)
+    refused, _ = rejections(store, environment.run)
+    assert refused == {"no_messages": 1}
 
 
 @pytest.mark.usefixtures("environment")
 def test_reports_for_people_are_words(rows_file: RowsFile) -> None:
-    result = CliRunner().invoke(app, ["enqueue", str(rows_file(BAD))], catch_exceptions=False)
+    result = CliRunner().invoke(app, [str(rows_file(BAD))], catch_exceptions=False)
 
     assert "no messages 1" in result.stdout
     assert "num planned" in result.stdout
 
 
-@pytest.mark.parametrize("name", ["enqueue", "seal", "reconcile", "rejected", "audit", "runs"])
-def test_every_verb_shows_an_example(name: str) -> None:
-    result = CliRunner().invoke(app, [name, "--help"])
+def test_the_verb_shows_an_example() -> None:
+    result = CliRunner().invoke(app, ["--help"])
 
     assert result.exit_code == 0
-    assert f"Example: dflash-fleet {name}" in result.stdout
+    assert "Example: dflash-fleet enqueue" in result.stdout
 
 
-@pytest.mark.parametrize(("text", "value"), [("8%", 0.08), ("0.08", 0.08), ("0", 0), ("100%", 1)])
-def test_a_share_is_a_percentage_or_a_fraction(text: str, value: float) -> None:
-    assert share(text) == pytest.approx(value)
+def test_a_dry_run_shows_what_would_be_planned_and_touches_nothing(
+    rows_file: RowsFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DFLASH_S3_ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.setenv("DFLASH_REDIS_URL", "redis://127.0.0.1:9/0")
+    path = rows_file([*BAD, {"question": "Why?"}])
+
+    code, found = verb(path, "--dry-run")
+    people = CliRunner().invoke(app, [str(path), "--dry-run"], catch_exceptions=False)
+
+    assert (code, people.exit_code) == (3, 3)
+    assert (found["num_planned"], found["refused"]) == (3, {"no_messages": 1})
+    assert found["schemas"] == {"user_turns": 2, "prompt": 1}
+    assert [refusal["source"] for refusal in found["first_refusals"]] == [f"{path}:3"]
+    assert found["prompts"][0]["turns"][0]["messages"][0]["content"] == "question 0"
+    assert "user turns 2, prompt 1" in people.output
+    assert f"{path}:3: no_messages" in people.output
 
 
-@pytest.mark.parametrize("text", ["8", "-1%", "101%", "some", "nan"])
-def test_what_is_no_share_is_wrong_usage(text: str) -> None:
-    with pytest.raises(typer.BadParameter):
-        share(text)
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--weight", "other.jsonl=2"], "none of the inputs"),
+        (["--samples", "100000"], "samples"),
+        (["--priority", "urgent"], "urgent"),
+        (["--schema", "chat"], "unknown schema"),
+        (["--multi-turn", "all"], "all"),
+    ],
+)
+def test_a_flag_that_means_nothing_is_told(
+    flags: list[str], words: str, rows_file: RowsFile
+) -> None:
+    with pytest.raises(BadInput, match=words):
+        verb(rows_file(GOOD), "--dry-run", *flags)

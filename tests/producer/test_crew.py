@@ -1,0 +1,137 @@
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import orjson
+import psutil
+import pytest
+
+from dflash_workers.contract.errors import NotEnough
+from producer.candidates import Candidate, Known, Outcome, read_candidates
+from producer.crew import read_in_parallel
+from producer.limits import Limits
+from producer.rules import Draws, Rules
+from producer.sources.inputs import SourcedItem
+
+LINES = [
+    *(orjson.dumps({"id": n % 900, "user_turns": [f"question {n}"]}) for n in range(1000)),
+    *(b"{", b"[]", b'{"id": "bad"}'),
+]
+
+
+@pytest.fixture(autouse=True)
+def soon_worth_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("producer.crew.ALONE_ITEMS", 10)
+    monkeypatch.setattr("producer.crew.CHUNK_ITEMS", 50)
+
+
+def items() -> Iterator[SourcedItem]:
+    for number, line in enumerate(LINES, start=1):
+        yield f"f.jsonl:{number}", line
+    for number in range(100):
+        yield f"row:{number}", {"user_turns": [f"mapping {number}"]}
+
+
+def children() -> list[psutil.Process]:
+    return [psutil.Process(child.pid) for child in multiprocessing.active_children()]
+
+
+@pytest.mark.parametrize(
+    "rules",
+    [
+        Rules(),
+        Rules(draws=Draws(samples=2, weights={"f.jsonl": 0.7}, heldout_share=0.5)),
+        Rules(duplicates="suffix"),
+        Rules(limits=Limits(too_long=lambda turns, tools, overrides: None)),
+    ],
+)
+def test_several_processes_give_the_outcomes_of_one_in_its_order(rules: Rules) -> None:
+    alone = list(read_candidates(items(), rules))
+
+    assert list(read_in_parallel(items(), rules, num_readers=3)) == alone
+    assert not children()
+
+
+def test_known_lines_are_told_apart_wherever_they_stand() -> None:
+    fresh = list(read_candidates(items(), Rules()))
+    known = {
+        int(outcome.line_digest, 16)
+        for number, outcome in enumerate(fresh)
+        if isinstance(outcome, Candidate) and outcome.line_digest and number // 100 % 2
+    }
+
+    outcomes = list(read_in_parallel(items(), Rules(), known, num_readers=2))
+
+    assert outcomes == list(read_candidates(items(), Rules(), known))
+    assert sum(isinstance(outcome, Known) for outcome in outcomes) == len(known) == 500
+
+
+def test_a_short_input_starts_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("producer.crew.ALONE_ITEMS", 2000)
+
+    outcomes = read_in_parallel(items(), Rules(), num_readers=2)
+
+    assert [next(outcomes) for _ in range(50)]
+    assert not children()
+    assert len(list(outcomes)) == len(LINES) + 100 - 50
+
+
+def started() -> Iterator[Outcome]:
+    """Outcomes, with processes at work on the rest."""
+    outcomes = read_in_parallel(items(), Rules(), num_readers=2)
+    for _ in range(100):
+        next(outcomes)
+    assert len(children()) == 2
+    return outcomes
+
+
+def test_whoever_stops_early_leaves_no_process_behind() -> None:
+    outcomes = started()
+
+    outcomes.close()  # type: ignore[attr-defined]
+
+    _, alive = psutil.wait_procs(children(), timeout=10)
+    assert not alive
+
+
+def test_a_killed_process_ends_the_call_in_one_clear_line() -> None:
+    outcomes = started()
+
+    os.kill(children()[0].pid, signal.SIGKILL)
+
+    with pytest.raises(NotEnough, match="memory"):
+        list(outcomes)
+
+
+PARENT = """
+import itertools, sys
+from producer.crew import read_in_parallel
+from producer.rules import Rules
+
+lines = ((f"f:{n}", b'{"user_turns": ["a"]}') for n in itertools.count())
+outcomes = read_in_parallel(lines, Rules(), num_readers=2)
+for _ in range(10_000):
+    next(outcomes)
+print("started", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.slow
+def test_no_process_outlives_a_killed_parent() -> None:
+    command = [sys.executable, "-c", PARENT]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as parent:
+        assert parent.stdout
+        assert parent.stdout.readline() == b"started\n"
+        orphans = psutil.Process(parent.pid).children()
+
+        parent.kill()
+
+    assert len(orphans) == 2
+    _, alive = psutil.wait_procs(orphans, timeout=10)
+    assert not alive
