@@ -39,7 +39,14 @@ def run(
     config_sha256 = hashlib.sha256((qwen_dir / "config.json").read_bytes()).hexdigest()
     target = Target("tiny", config_sha256, "", "", "", 512, 512, "float32")
     spec = RunSpec(
-        SCHEMA_VERSION, "maths", target, "", {}, Sampling(0.0, 1.0, -1, 20, [2]), "rollout"
+        SCHEMA_VERSION,
+        "maths",
+        target,
+        "",
+        {},
+        Sampling(0.0, 1.0, -1, 20, [2]),
+        "rollout",
+        "escape",
     )
     source = Source(
         road="ids",

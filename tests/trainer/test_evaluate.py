@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from dflash_workers.contract.errors import NotEnough
-from trainer.drafter.config import DrafterShape, drafter_config
+from trainer.drafter.config import DrafterShape
+from trainer.drafter.fitting import drafter_config
 from trainer.drafter.model import Drafter
 from trainer.drafter.speculate import GreedyReply, Limits
 from trainer.drafter.start import Start, start_at_random

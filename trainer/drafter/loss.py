@@ -1,16 +1,19 @@
 """The drafter's loss: weighted cross-entropy at the masked places of each block.
 
-Offset k of a block predicts the token at anchor + k, for k = 1 .. K-1; offset 0 is the anchor and
-is not scored. Earlier places weigh more, w_k = exp(-(k-1)/gamma), because one wrong token ends the
-acceptance of all that follow; labels beyond the end weigh nothing. The full logits never exist:
-rows go through the frozen head in chunks, forward and backward at once. step.py divides by the
-weight once, over all microbatches. Source: arXiv 2602.06036, section 4.2.
+Offset k of a block predicts the token at anchor + k, for k = 1 .. K. Earlier places weigh more,
+because one wrong token ends the acceptance of all that follow: w_k = exp(-(k-1)/gamma), or D-PACE's
+weights, made of the drafter's own confidence. Terms that pull towards the target's distribution may
+be added. The full logits never exist: blocks go through the frozen head in chunks, forward and
+backward at once. step.py divides by the weight once, over all microbatches.
+Source: arXiv 2602.06036, section 4.2; D-PACE: arXiv 2605.18810.
 
-B batch, L context length, A anchors, K block size, D hidden, V vocab, N rows = B*A*(K-1).
+B batch, A anchors, K scored places of a block, D hidden, V vocab, N rows = B*A*K.
 """
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,26 +21,38 @@ import torch
 from torch import Tensor
 
 from dflash_workers.contract.errors import BadInput
+from trainer.drafter.blocks import BlockLabels
+
+DECAY, DPACE = "decay", "dpace"
 
 
 @dataclass(frozen=True, slots=True)
 class LossRecipe:
-    """How the places of a block are weighed."""
+    """What is minimised, and how the places of a block are weighed."""
 
     gamma: float  # places; paper: 7 for blocks of 16, 5 for 10, 4 for 8
-    chunk_rows: int = 2048  # rows of logits in memory at once: 1.2 GB at 152k ids in fp32
+    weights: str = DECAY  # or DPACE, which knows no gamma
+    dpace_alpha: float = 0.5  # of D-PACE: confidence that each place has at least
+    cross_entropy: float = 1.0  # factor of the term with the token that the target sampled
+    distillation: float = 0.0  # factor of KL(target's distribution || drafter's)
+    total_variation: float = 0.0  # factor of the distance that rejection sampling pays for
+    chunk_rows: int = 2048  # rows of logits in memory at once: 0.6 GB at 152k ids in bf16
 
     def __post_init__(self) -> None:
         if self.gamma <= 0 or self.chunk_rows < 1:
             raise BadInput(f"{self}: gamma and chunk_rows must be positive")
+        if self.weights not in (DECAY, DPACE):
+            raise BadInput(f"weights {self.weights!r}: one of {DECAY}, {DPACE}")
+        if not 0 <= self.dpace_alpha <= 1:
+            raise BadInput(f"dpace_alpha {self.dpace_alpha}: between 0 and 1")
+        factors = (self.cross_entropy, self.distillation, self.total_variation)
+        if min(factors) < 0 or max(factors) == 0:
+            raise BadInput(f"{self}: factors can't be negative, nor all zero")
 
-
-@dataclass(frozen=True, slots=True, eq=False)
-class BlockLabels:
-    """What the scored places should say, and how much each counts."""
-
-    ids_BAK: Tensor  # K-1 places: offset 0 is left out
-    weights_BAK: Tensor
+    @property
+    def needs_teacher(self) -> bool:
+        """Whether a term asks for the target's own distribution."""
+        return self.distillation > 0 or self.total_variation > 0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -48,46 +63,44 @@ class LossSums:
     weight: Tensor
     correct_K: Tensor  # drafts that hit, by place
     scored_K: Tensor  # drafts that had a label, by place
-
-
-def block_labels(
-    ids_BL: Tensor, lengths_B: Tensor, anchors_BA: Tensor, *, weights_K: Tensor
-) -> BlockLabels:
-    """The labels of all blocks; `weights_K` from `place_weights`."""
-    offsets_K = torch.arange(1, len(weights_K) + 1, device=ids_BL.device)
-    places_BAK = anchors_BA[:, :, None] + offsets_K
-    exists_BAK = (anchors_BA >= 0)[:, :, None] & (places_BAK < lengths_B[:, None, None])
-    places_BAK = torch.where(exists_BAK, places_BAK, 0)
-    labels_BAK = ids_BL.gather(1, places_BAK.flatten(1)).view_as(places_BAK)
-    return BlockLabels(labels_BAK, weights_K * exists_BAK)
-
-
-def place_weights(block_size: int, gamma: float, device: torch.device) -> Tensor:
-    """w_k for k = 1 .. K-1."""
-    return torch.exp(-torch.arange(block_size - 1, device=device) / gamma)
+    num_accepted: Tensor  # drafts that hit with all before them in their block
+    num_blocks: Tensor  # that had a label
+    entropy: Tensor  # of the drafter's distributions, nats
 
 
 def block_loss(
-    hidden_BAKD: Tensor, labels: BlockLabels, head_VD: Tensor, *, chunk_rows: int
+    hidden_BAKD: Tensor,
+    labels: BlockLabels,
+    head_VD: Tensor,
+    recipe: LossRecipe,
+    *,
+    teacher_BAKD: Tensor | None = None,
 ) -> LossSums:
-    """Loss sums of the K places of each block, the first of which is not scored."""
-    scored_ND = hidden_BAKD[:, :, 1:].flatten(0, 2)
-    labels_N, weights_N = labels.ids_BAK.flatten(), labels.weights_BAK.flatten()
-    numerator, hits_N = _ChunkedCrossEntropy.apply(  # type: ignore[no-untyped-call]
-        scored_ND, labels_N, weights_N, head_VD, chunk_rows
+    """Loss sums of the scored places of each block.
+
+    `teacher_BAKD` are the target's final states at the places before, whose own logits judge the
+    same tokens; only recipes that need a teacher take them.
+    """
+    if recipe.needs_teacher != (teacher_BAKD is not None):
+        raise BadInput(f"{recipe}: the target's final states are needed if and only if a term is")
+    teacher_ND = None if teacher_BAKD is None else teacher_BAKD.flatten(0, 2)
+    numerator, weight, hits_N, entropy_N = _ChunkedLoss.apply(  # type: ignore[no-untyped-call]
+        hidden_BAKD.flatten(0, 2), labels, head_VD, recipe, teacher_ND
     )
-    counted_BAK = labels.weights_BAK > 0
-    hits_BAK = hits_N.view_as(counted_BAK) & counted_BAK
+    hits_BAK = hits_N.view_as(labels.exist_BAK)
     return LossSums(
         numerator,
-        labels.weights_BAK.sum(),
+        weight,
         correct_K=hits_BAK.sum((0, 1)),
-        scored_K=counted_BAK.sum((0, 1)),
+        scored_K=labels.exist_BAK.sum((0, 1)),
+        num_accepted=hits_BAK.cumprod(-1).sum(),
+        num_blocks=labels.exist_BAK[:, :, 0].sum(),
+        entropy=entropy_N.sum(),
     )
 
 
-class _ChunkedCrossEntropy(torch.autograd.Function):
-    """Sum of weight * cross-entropy over rows, with the gradient taken on the way.
+class _ChunkedLoss(torch.autograd.Function):
+    """Sum of weighted losses over rows, with the gradient taken on the way.
 
     The head is frozen, so the rows' gradient is all that backward needs: it is made while a
     chunk's logits are at hand, which saves computing them a second time.
@@ -95,25 +108,109 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, rows_ND: Tensor, labels_N: Tensor, weights_N: Tensor, head_VD: Tensor, chunk: int
-    ) -> tuple[Tensor, Tensor]:
-        numerator = rows_ND.new_zeros((), dtype=torch.float32)
-        hits_N = torch.empty_like(labels_N, dtype=torch.bool)
+        ctx: Any,
+        rows_ND: Tensor,
+        labels: BlockLabels,
+        head_VD: Tensor,
+        recipe: LossRecipe,
+        teacher_ND: Tensor | None,
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        num_places = labels.ids_BAK.shape[-1]
+        score = _scorer(recipe, num_places, compiled=rows_ND.is_cuda)
+        labels_N, exist_N = labels.ids_BAK.flatten(), labels.exist_BAK.flatten()
         gradient_ND = torch.empty_like(rows_ND)
-        for start in range(0, len(rows_ND), chunk):
-            part = slice(start, start + chunk)
-            labels, weights = labels_N[part, None], weights_N[part, None]
-            logits = rows_ND[part].to(head_VD.dtype).matmul(head_VD.T).float()
-            hits_N[part] = logits.argmax(-1) == labels_N[part]
-            log_probs = logits.log_softmax(-1)
-            numerator -= (weights * log_probs.gather(1, labels)).sum()
-            slope = log_probs.exp_().mul_(weights).scatter_add_(1, labels, -weights)
-            gradient_ND[part] = slope.to(head_VD.dtype).matmul(head_VD)
+        parts = []
+        for part in _chunks(len(rows_ND), num_places, recipe.chunk_rows):
+            teacher_NV = None if teacher_ND is None else _logits(teacher_ND[part], head_VD)
+            slope_NV, *sums = score(
+                _logits(rows_ND[part], head_VD), labels_N[part], exist_N[part], teacher_NV
+            )
+            gradient_ND[part] = slope_NV @ head_VD
+            del slope_NV, teacher_NV  # before the next chunk's are made
+            parts.append(sums)
+        loss_N, weight_N, hits_N, entropy_N = (torch.cat(p) for p in zip(*parts, strict=True))
+        weight = weight_N.sum()
         ctx.save_for_backward(gradient_ND)
-        ctx.mark_non_differentiable(hits_N)
-        return numerator, hits_N
+        ctx.mark_non_differentiable(weight, hits_N, entropy_N)
+        return loss_N.sum(), weight, hits_N, entropy_N
 
     @staticmethod
-    def backward(ctx: Any, numerator: Tensor, _hits_N: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, numerator: Tensor, *_others: Tensor) -> tuple[Tensor | None, ...]:
         (gradient_ND,) = ctx.saved_tensors
         return gradient_ND * numerator, None, None, None, None
+
+
+def _chunks(num_rows: int, num_places: int, chunk_rows: int) -> list[slice]:
+    """Whole blocks, as even as they can be: chunks of one size are compiled once."""
+    num_blocks = num_rows // num_places
+    num_chunks = max(1, -(-num_rows // chunk_rows))
+    size = -(-num_blocks // num_chunks) * num_places
+    return [slice(start, start + size) for start in range(0, num_rows, size)]
+
+
+def _logits(rows_ND: Tensor, head_VD: Tensor) -> Tensor:
+    return rows_ND.to(head_VD.dtype) @ head_VD.T
+
+
+# Logits, labels, which of them exist, the teacher's logits -> the slope of the loss in the logits;
+# loss, weight, hit and entropy of each row.
+Scorer = Callable[[Tensor, Tensor, Tensor, Tensor | None], tuple[Tensor, ...]]
+
+
+@functools.cache
+def _scorer(recipe: LossRecipe, num_places: int, *, compiled: bool) -> Scorer:
+    """What lies between the two matrix products of a chunk, all of it in fp32.
+
+    Compiled, it passes over the logits a few times; as it stands, some ten times.
+    """
+
+    def score(
+        logits_NV: Tensor, labels_N: Tensor, exist_N: Tensor, teacher_NV: Tensor | None
+    ) -> tuple[Tensor, ...]:
+        log_probs_NV = logits_NV.float().log_softmax(-1)
+        probs_NV = log_probs_NV.exp()
+        label_log_probs_N = log_probs_NV.gather(1, labels_N[:, None])[:, 0]
+        weights_N = _row_weights(recipe, label_log_probs_N, exist_N, num_places)
+        is_label_NV = torch.arange(logits_NV.shape[1], device=labels_N.device) == labels_N[:, None]
+        loss_N = -recipe.cross_entropy * label_log_probs_N
+        slope_NV = recipe.cross_entropy * torch.where(is_label_NV, probs_NV - 1, probs_NV)
+        if teacher_NV is not None:
+            more_loss_N, more_slope_NV = _teacher_terms(recipe, log_probs_NV, teacher_NV)
+            loss_N, slope_NV = loss_N + more_loss_N, slope_NV + more_slope_NV
+        slope_NV = (slope_NV * weights_N[:, None]).to(logits_NV.dtype)
+        hits_N = (logits_NV.argmax(-1) == labels_N) & exist_N
+        entropy_N = -(probs_NV * log_probs_NV).sum(-1) * exist_N
+        return slope_NV, loss_N * weights_N, weights_N, hits_N, entropy_N
+
+    return torch.compile(score) if compiled else score
+
+
+def _row_weights(
+    recipe: LossRecipe, label_log_probs_N: Tensor, exist_N: Tensor, num_places: int
+) -> Tensor:
+    exist_XK = exist_N.view(-1, num_places)
+    if recipe.weights == DECAY:
+        weights_K = torch.exp(-torch.arange(num_places, device=exist_N.device) / recipe.gamma)
+        return (exist_XK * weights_K).flatten()
+    # The expected number of accepted drafts is a sum over places of products of confidences; its
+    # slope in the log of one place's is the sum from that place on.
+    alpha = recipe.dpace_alpha
+    confidence_XK = (1 - alpha) * label_log_probs_N.exp().view(-1, num_places) + alpha
+    reached_XK = torch.where(exist_XK, confidence_XK, 1.0).cumprod(-1) * exist_XK
+    return (reached_XK.flip(-1).cumsum(-1).flip(-1) * exist_XK).flatten()
+
+
+def _teacher_terms(
+    recipe: LossRecipe, log_probs_NV: Tensor, teacher_NV: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Losses by row, and their slopes, of the terms that know the target's distribution."""
+    probs_NV = log_probs_NV.exp()
+    true_log_probs_NV = teacher_NV.float().log_softmax(-1)
+    true_probs_NV = true_log_probs_NV.exp()
+    excess_NV = probs_NV - true_probs_NV
+    divergence_N = (true_probs_NV * (true_log_probs_NV - log_probs_NV)).sum(-1)
+    distance_N = excess_NV.abs().sum(-1) / 2
+    signs_NV = excess_NV.sign()
+    pull_NV = probs_NV * (signs_NV - (probs_NV * signs_NV).sum(-1, keepdim=True)) / 2
+    loss_N = recipe.distillation * divergence_N + recipe.total_variation * distance_N
+    return loss_N, recipe.distillation * excess_NV + recipe.total_variation * pull_NV

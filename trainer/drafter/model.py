@@ -2,9 +2,10 @@
 
 Features of the target (from online/target.py) go through `fc` and `hidden_norm` once; every layer
 makes keys and values of them with the same projections as of its block. Training and decoding are
-the same modules: training gives all blocks of a batch at once, decoding one block and a cache of
-context keys and values. Embedding and head are the target's own, frozen and never kept here, so
-the parameters' names are the published checkpoint's. Source: arXiv 2602.06036, section 4.
+the same modules: training gives all blocks of a batch at once (objective.py), decoding one block
+and a cache of context keys and values (speculate.py). Embedding and head are the target's own,
+frozen and never kept here, so the parameters' names are the published checkpoint's.
+Source: arXiv 2602.06036, section 4.
 
 B batch, L context length, A anchors, K block size, Q = A*K queries, D hidden, F features of the
 target (layers * D), H heads, E head size.
@@ -12,7 +13,6 @@ target (layers * D), H heads, E head size.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterable
 from typing import Any, cast
 
@@ -20,15 +20,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
-from transformers import Qwen3Config
-from transformers.models.qwen3.modeling_qwen3 import Qwen3RotaryEmbedding
 
 from dflash_workers.contract.errors import BadInput
-from trainer.drafter.config import SLIDING, DrafterConfig
-from trainer.drafter.mask import BlockLayout, Mask, dense_mask, sparse_mask
+from trainer.drafter.config import DrafterConfig
+from trainer.drafter.mask import BlockLayout, Mask, dense_mask
+from trainer.drafter.rotary import Rotary, Rotation, rotate
 
 KeysValues = tuple[Tensor, Tensor]  # each [B, kv heads, L, E]
-Rotation = tuple[Tensor, Tensor]  # cosines and sines, each [B, L, E]
 
 
 class Drafter(nn.Module):
@@ -42,32 +40,24 @@ class Drafter(nn.Module):
         self.hidden_norm = _norm(config, config.hidden_size)
         self.layers = nn.ModuleList(DrafterLayer(config) for _ in range(config.num_layers))
         self.norm = _norm(config, config.hidden_size)
-        self.rotary = Qwen3RotaryEmbedding(rotary_config(config))
+        self.rotary = Rotary(config)
 
     def forward(self, block_BQD: Tensor, context: list[KeysValues], anchors_BA: Tensor) -> Tensor:
-        """Final states of the blocks' tokens, [B, Q, D]; `context` from `read_context`."""
-        masks = self._masks(anchors_BA, context_len=context[0][0].shape[2])
-        offsets_K = torch.arange(self.config.block_size, device=anchors_BA.device)
-        positions_BQ = (anchors_BA.clamp_min(0)[:, :, None] + offsets_K).flatten(1)
-        rotation = self.rotary(block_BQD, positions_BQ)
-        for layer, layer_type, seen in zip(
-            self.layers, self.config.layer_types, context, strict=True
-        ):
-            block_BQD = layer(block_BQD, seen, rotation, masks[layer_type])
-        return _tensor(self.norm(block_BQD))
+        """Final states of the blocks' tokens, [B, Q, D], in rows of one document each; `context`
+        from `read_context`.
+        """
+        starts_BA = torch.zeros_like(anchors_BA)
+        masks = self.block_masks(
+            anchors_BA, starts_BA, context_len=context[0][0].shape[2], make=dense_mask
+        )
+        return self.fill(block_BQD, context, self.block_rotation(anchors_BA, starts_BA), masks)
 
     def read_context(self, features_BLF: Tensor, first_position: int = 0) -> list[KeysValues]:
         """Keys and values of the target's features, per layer; the features' positions follow each
         other from `first_position` on.
         """
-        if features_BLF.shape[-1] != self.fc.in_features:
-            raise BadInput(f"features of {features_BLF.shape[-1]}, not {self.fc.in_features}")
-        context_BLD = self.hidden_norm(self.fc(features_BLF))
-        length = context_BLD.shape[1]
-        positions_BL = torch.arange(length, device=context_BLD.device)[None] + first_position
-        rotation = self.rotary(context_BLD, positions_BL)
-        layers = cast(Iterable[DrafterLayer], self.layers)
-        return [layer.self_attn.keys_values(context_BLD, rotation) for layer in layers]
+        positions_L = torch.arange(features_BLF.shape[1], device=features_BLF.device)
+        return self.inject(features_BLF, self.rotary(positions_L[None] + first_position))
 
     def block_ids(self, ids_BL: Tensor, anchors_BA: Tensor) -> Tensor:
         """The blocks' input, [B, Q]: each anchor's token, then masks."""
@@ -78,15 +68,48 @@ class Drafter(nn.Module):
         ids_BAK[:, :, 0] = ids_BL.gather(1, anchors_BA.clamp_min(0))
         return ids_BAK.flatten(1)
 
-    def _masks(self, anchors_BA: Tensor, *, context_len: int) -> dict[str, Mask]:
-        make = sparse_mask if anchors_BA.is_cuda and self.training else dense_mask
-        windows = {
-            t: self.config.sliding_window if t == SLIDING else None for t in self.config.layer_types
-        }
+    def block_masks(
+        self,
+        anchors_BA: Tensor,
+        starts_BA: Tensor,
+        *,
+        context_len: int,
+        make: Callable[[BlockLayout], Mask],
+    ) -> dict[str, Mask]:
+        """The mask of each kind of layer; `make` is dense_mask or sparse_mask."""
+        size = self.config.block_size
         return {
-            layer_type: make(BlockLayout(anchors_BA, context_len, self.config.block_size, window))
-            for layer_type, window in windows.items()
+            kind: make(
+                BlockLayout(anchors_BA, starts_BA, context_len, size, self.config.window_of(kind))
+            )
+            for kind in dict.fromkeys(self.config.layer_types)
         }
+
+    def block_rotation(self, anchors_BA: Tensor, starts_BA: Tensor) -> Rotation:
+        """Of the blocks' tokens: their positions go on from the anchor's in its document."""
+        first_BA = (anchors_BA - starts_BA).clamp_min(0)
+        offsets_K = torch.arange(self.config.block_size, device=anchors_BA.device)
+        return self.rotary((first_BA[:, :, None] + offsets_K).flatten(1))
+
+    def inject(self, features_BLF: Tensor, rotation: Rotation) -> list[KeysValues]:
+        """`read_context` at any positions. Tensors in, tensors out: can be compiled."""
+        if features_BLF.shape[-1] != self.fc.in_features:
+            raise BadInput(f"features of {features_BLF.shape[-1]}, not {self.fc.in_features}")
+        context_BLD = self.hidden_norm(self.fc(features_BLF))
+        layers = cast(Iterable[DrafterLayer], self.layers)
+        return [layer.self_attn.keys_values(context_BLD, rotation) for layer in layers]
+
+    def fill(
+        self,
+        block_BQD: Tensor,
+        context: list[KeysValues],
+        rotation: Rotation,
+        masks: dict[str, Mask],
+    ) -> Tensor:
+        """`forward` under masks of any form. Tensors in, tensors out: can be compiled."""
+        for layer, kind, seen in zip(self.layers, self.config.layer_types, context, strict=True):
+            block_BQD = layer(block_BQD, seen, rotation, masks[kind])
+        return _tensor(self.norm(block_BQD))
 
 
 class DrafterLayer(nn.Module):
@@ -125,16 +148,16 @@ class InjectedAttention(nn.Module):
     def forward(
         self, block_BQD: Tensor, context: KeysValues, rotation: Rotation, mask: Mask
     ) -> Tensor:
-        queries_BHQE = _rotate(self.q_norm(self._heads(self.q_proj(block_BQD))), rotation)
+        queries_BHQE = rotate(self.q_norm(self._heads(self.q_proj(block_BQD))), rotation)
         block = self.keys_values(block_BQD, rotation)
         keys, values = (torch.cat(pair, dim=2) for pair in zip(context, block, strict=True))
-        mixed_BHQE = _attend(queries_BHQE.to(values.dtype), keys, values, mask)
+        mixed_BHQE = _attend(queries_BHQE, keys, values, mask)
         return _tensor(self.o_proj(mixed_BHQE.transpose(1, 2).flatten(2)))
 
     def keys_values(self, states_BLD: Tensor, rotation: Rotation) -> KeysValues:
-        keys = _rotate(self.k_norm(self._heads(self.k_proj(states_BLD))), rotation)
+        keys = rotate(self.k_norm(self._heads(self.k_proj(states_BLD))), rotation)
         values = self._heads(self.v_proj(states_BLD))
-        return keys.to(values.dtype), values
+        return keys, values
 
     def _heads(self, states_BLX: Tensor) -> Tensor:
         return states_BLX.view(*states_BLX.shape[:-1], -1, self.head_dim).transpose(1, 2)
@@ -154,39 +177,12 @@ class GatedMlp(nn.Module):
         return _tensor(self.down_proj(gate * self.up_proj(states_BLD)))
 
 
-def rotary_config(config: DrafterConfig) -> Qwen3Config:
-    """For transformers' rotary embedding: ours is the format's by construction."""
-    return Qwen3Config(
-        hidden_size=config.hidden_size,
-        num_attention_heads=config.num_heads,
-        head_dim=config.head_dim,
-        max_position_embeddings=config.max_position_embeddings,
-        rope_parameters={
-            "rope_type": "default",
-            "rope_theta": config.rope_theta,
-            **(config.rope_scaling or {}),
-        },
-    )
-
-
 def _attend(queries: Tensor, keys: Tensor, values: Tensor, mask: Mask) -> Tensor:
-    if isinstance(mask, BlockMask):
-        return _tensor(_compiled_flex()(queries, keys, values, block_mask=mask, enable_gqa=True))
+    if isinstance(mask, BlockMask):  # inside a compiled function only: else scores are Q by L + Q
+        return _tensor(flex_attention(queries, keys, values, block_mask=mask, enable_gqa=True))
     return functional.scaled_dot_product_attention(
         queries, keys, values, attn_mask=mask, enable_gqa=True
     )
-
-
-@functools.cache
-def _compiled_flex() -> Callable[..., Any]:
-    # Uncompiled flex attention would build the full score matrix.
-    return torch.compile(flex_attention)
-
-
-def _rotate(heads_BHLE: Tensor, rotation: Rotation) -> Tensor:
-    cosines, sines = (r[:, None].to(heads_BHLE.dtype) for r in rotation)
-    first, second = heads_BHLE.chunk(2, dim=-1)
-    return heads_BHLE * cosines + torch.cat((-second, first), dim=-1) * sines
 
 
 def _norm(config: DrafterConfig, size: int) -> nn.RMSNorm:

@@ -1,15 +1,18 @@
 """One optimizer step: microbatches -> features -> blocks -> loss -> update.
 
-Called by train.py in a loop. The numerators of all microbatches are summed and divided by the
-weight of all of them once, so that the split into microbatches changes nothing but rounding. The
-learning rate is a pure function of the step. Source: arXiv 2602.06036, section 4.2 (AdamW, cosine
-with warm-up, clipping at 1.0).
+Called by train.py in a loop. The weights of record are fp32; where the target is bf16, a bf16 copy
+of them computes, made anew in each step, and its gradients are summed in fp32. Numerators of all
+microbatches are summed and divided by the weight of all of them once, so that the split into
+microbatches changes nothing but rounding. The learning rate is a pure function of the step.
+Invariant: no step is done before leaks.py has let the drafter pass. Source: arXiv 2602.06036,
+section 4.2 (AdamW, cosine with warm-up, clipping at 1.0).
 
 B batch, L context length, A anchors, K block size, D hidden.
 """
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,8 +21,11 @@ import torch
 from torch import Tensor
 
 from dflash_workers.contract.errors import BadInput
-from trainer.drafter.loss import LossRecipe, LossSums, block_labels, block_loss, place_weights
+from trainer.drafter.blocks import BlockBatch, padded_positions
+from trainer.drafter.leaks import ProbeShape, check_leaks
+from trainer.drafter.loss import LossRecipe, LossSums
 from trainer.drafter.model import Drafter
+from trainer.drafter.objective import Objective, TargetEnds
 from trainer.online.batches import MicroBatch
 from trainer.online.features import Features
 from trainer.online.target import FrozenTarget
@@ -45,14 +51,18 @@ class OptimizerRecipe:
 class StepMetrics:
     """What one step saw."""
 
-    loss: float  # weighted mean cross-entropy, nats
+    loss: float  # weighted mean of the recipe's loss, nats
     accuracy_by_place: list[float]  # of the drafts for anchor + 1, anchor + 2, ...
+    accept_length: float  # tokens per verify step that the blocks would give, the target's included
+    entropy: float  # of the drafter's distributions, mean, nats
     gradient_norm: float  # before clipping
     learning_rate: float
 
 
 class Stepper:
-    """A drafter, its frozen target and its optimizer."""
+    """A drafter, its frozen target and its optimizer. `drafter` and `optimizer` are what a
+    checkpoint keeps; they may be filled at any time between steps.
+    """
 
     def __init__(
         self,
@@ -75,43 +85,77 @@ class Stepper:
             weight_decay=optimizer.weight_decay,
             fused=True,
         )
-        self._weights_K = place_weights(
-            drafter.config.block_size, loss.gamma, drafter.fc.weight.device
-        )
+        dtype = target.head_VD.dtype
+        is_same = drafter.fc.weight.dtype == dtype
+        self._worker = drafter if is_same else copy.deepcopy(drafter).to(dtype)
+        ends = TargetEnds(target.embed, target.head_VD)
+        self._objective = Objective(self._worker, ends, loss)
+        self._is_checked = False
 
     def step(self, microbatches: Sequence[MicroBatch], *, at: int, num_steps: int) -> StepMetrics:
-        """Update the drafter once; `at` counts from 0."""
+        """Update the drafter once; `at` counts from 0. Raises Permanent before the first step of a
+        drafter that leaks.
+        """
         rate = learning_rate(self._recipe, at, num_steps)
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         self.optimizer.zero_grad()
+        self._take_weights()
+        if not self._is_checked:
+            self._check(microbatches[0])
         sums = []
         for microbatch in microbatches:
             part = self.loss_sums(microbatch)
             torch.autograd.backward(part.numerator)
+            self._give_gradients()
             sums.append(part)
         weight = torch.stack([s.weight for s in sums]).sum().clamp_min(1e-9)
-        parameters = [p for p in self.drafter.parameters() if p.grad is not None]
-        for parameter in parameters:
-            assert parameter.grad is not None  # for the type checker
-            parameter.grad /= weight
-        norm = torch.nn.utils.clip_grad_norm_(parameters, self._recipe.clip_norm)
+        norm = self._scale_gradients(weight)
         self.optimizer.step()
         return _metrics(sums, weight, norm, rate)
 
     def loss_sums(self, batch: MicroBatch) -> LossSums:
         """The loss of one microbatch, not yet divided by its weight."""
-        features_BLF = self._features.of(batch)
-        embedded_BQD = self._target.embed(self.drafter.block_ids(batch.ids_BL, batch.anchors_BA))
-        with torch.autocast(features_BLF.device.type, torch.bfloat16, enabled=features_BLF.is_cuda):
-            context = self.drafter.read_context(features_BLF)
-            hidden_BQD = self.drafter(embedded_BQD, context, batch.anchors_BA)
-        hidden_BAKD = hidden_BQD.unflatten(1, (-1, self.drafter.config.block_size))
-        labels = block_labels(
-            batch.ids_BL, batch.lengths_B, batch.anchors_BA, weights_K=self._weights_K
-        )
-        head_VD = self._target.head_VD
-        return block_loss(hidden_BAKD, labels, head_VD, chunk_rows=self._loss.chunk_rows)
+        positions_BL = padded_positions(batch.lengths_B, batch.ids_BL.shape[1])
+        blocks = BlockBatch(batch.ids_BL, positions_BL, batch.anchors_BA)
+        if not self._loss.needs_teacher:
+            return self._objective.loss_sums(self._features.of(batch), blocks)
+        features_BLF, teacher_BLD = self._target.features_and_states(batch.ids_BL)
+        return self._objective.loss_sums(features_BLF, blocks, teacher_BLD=teacher_BLD)
+
+    def _check(self, batch: MicroBatch) -> None:
+        num_rows, row_len = batch.ids_BL.shape
+        shape = ProbeShape(num_rows, row_len, batch.anchors_BA.shape[1], batch.ids_BL.device)
+        check_leaks(self._objective.block_states, self.drafter.config, shape)
+        self._is_checked = True
+
+    @torch.no_grad()
+    def _take_weights(self) -> None:
+        if self._worker is not self.drafter:
+            for ours, theirs in self._pairs():
+                theirs.copy_(ours)
+
+    def _give_gradients(self) -> None:
+        """Add the worker's gradients to those of the weights of record."""
+        if self._worker is self.drafter:
+            return
+        for ours, theirs in self._pairs():
+            if theirs.grad is not None:
+                gradient = theirs.grad.to(ours.dtype)
+                ours.grad = gradient if ours.grad is None else ours.grad.add_(gradient)
+                theirs.grad = None
+
+    def _pairs(self) -> list[tuple[torch.nn.Parameter, torch.nn.Parameter]]:
+        return list(zip(self.drafter.parameters(), self._worker.parameters(), strict=True))
+
+    def _scale_gradients(self, weight: Tensor) -> Tensor:
+        """Divide by the weight and clip, in one pass; the norm before clipping."""
+        gradients = [p.grad for p in self.drafter.parameters() if p.grad is not None]
+        norm = torch.nn.utils.get_total_norm(gradients) / weight
+        scale = (self._recipe.clip_norm / (norm + 1e-6)).clamp_max(1.0) / weight
+        for gradient in gradients:
+            gradient *= scale
+        return norm
 
 
 def learning_rate(recipe: OptimizerRecipe, at: int, num_steps: int) -> float:
@@ -124,12 +168,17 @@ def learning_rate(recipe: OptimizerRecipe, at: int, num_steps: int) -> float:
 
 
 def _metrics(sums: list[LossSums], weight: Tensor, norm: Tensor, rate: float) -> StepMetrics:
-    numerator = torch.stack([s.numerator.detach() for s in sums]).sum()
+    scored_K = torch.stack([s.scored_K for s in sums]).sum(0)
     correct_K = torch.stack([s.correct_K for s in sums]).sum(0)
-    scored_K = torch.stack([s.scored_K for s in sums]).sum(0).clamp_min(1)
+    num_blocks = torch.stack([s.num_blocks for s in sums]).sum().clamp_min(1)
+    num_accepted = torch.stack([s.num_accepted for s in sums]).sum()
+    entropy = torch.stack([s.entropy for s in sums]).sum()
+    numerator = torch.stack([s.numerator.detach() for s in sums]).sum()
     return StepMetrics(
         loss=float(numerator / weight),
-        accuracy_by_place=(correct_K / scored_K).tolist(),
+        accuracy_by_place=(correct_K / scored_K.clamp_min(1)).tolist(),
+        accept_length=1 + float(num_accepted / num_blocks),
+        entropy=float(entropy / scored_K.sum().clamp_min(1)),
         gradient_norm=float(norm),
         learning_rate=rate,
     )

@@ -60,8 +60,15 @@ class FrozenTarget:
         """[B, L, F] of a right-padded batch. The target is causal, so that no real token sees the
         padding, and what the padding's own features are matters to nobody.
         """
-        self.model.get_decoder()(input_ids=ids_BL, use_cache=False)
-        return self.take_features()
+        return self.features_and_states(ids_BL)[0]
+
+    @torch.no_grad()
+    def features_and_states(self, ids_BL: Tensor) -> tuple[Tensor, Tensor]:
+        """`features`, and the final states that the head reads, [B, L, D]; the latter mean
+        something on a whole target only.
+        """
+        output = self.model.get_decoder()(input_ids=ids_BL, use_cache=False)
+        return self.take_features(), output.last_hidden_state
 
     def take_features(self) -> Tensor:
         """[B, L, F] of the forward that has just run; to be taken once."""

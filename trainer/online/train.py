@@ -28,7 +28,8 @@ from dflash_workers.contract.keys import RunKeys
 from dflash_workers.contract.lines import load
 from dflash_workers.contract.records import Json, RunSpec, encode
 from dflash_workers.contract.store import Store
-from trainer.drafter.config import DrafterShape, drafter_config
+from trainer.drafter.config import DrafterShape
+from trainer.drafter.fitting import drafter_config
 from trainer.drafter.loss import LossRecipe
 from trainer.drafter.start import Start, untrained_drafter
 from trainer.online.batches import Corpus, DataRecipe, MicroBatch, Place, read_samples
@@ -209,7 +210,8 @@ def _build(state: TrainState, recipe: TrainRecipe, model_dir: str) -> Stepper:
     target = load_target(model_dir, state.config.target_layer_ids, dtype=dtype, device=device)
     start = Start(recipe.seed, recipe.drafter.copy_target_layers)
     drafter = untrained_drafter(state.config, start, target.layers, target.norm)
-    target.cut()
+    if not recipe.loss.needs_teacher:
+        target.cut()
     features = Features(target, recipe.data.keep_features_mb)
     return Stepper(
         drafter.to(device), target, features, loss=recipe.loss, optimizer=recipe.optimizer

@@ -31,6 +31,8 @@ from trainer.tokens.shards import (
     write_shard,
 )
 
+TEXT_ROAD = "text_road"  # imported conversations: they have no ids yet
+
 
 @dataclass(slots=True)
 class TokenizeReport:
@@ -52,6 +54,10 @@ class TokenizeReport:
         self.num_tokens += provenance["num_tokens"]
         self.skipped = dict(Counter(self.skipped) + Counter(provenance["skipped"]))
 
+    def skip(self, reason: str, num_skipped: int) -> None:
+        """Count what has no shard."""
+        self.skipped[reason] = self.skipped.get(reason, 0) + num_skipped
+
 
 def tokenize_run(
     store: Store, run: str, on_shard: Callable[[str], None] | None = None
@@ -71,7 +77,11 @@ def tokenize_run(
             if key in existing:
                 report.add(read_provenance(store.get(key)))
                 continue
-            shard = build_shard(store, spec, read_commit(store, run, segment, batch))
+            commit = read_commit(store, run, segment, batch)
+            if commit.road != "ids":
+                report.skip(TEXT_ROAD, commit.num_rows)
+                continue
+            shard = build_shard(store, spec, commit)
             _put_shard(store, key, shard)
             report.add(read_provenance(shard))
         except (Corrupt, Missing) as error:

@@ -9,7 +9,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainer.drafter.anchors import NO_ANCHOR, draw_anchors
+from trainer.drafter.anchors import NO_ANCHOR, Document, draw_anchors, draw_packed_anchors
 
 
 @given(
@@ -52,3 +52,38 @@ def test_another_process_draws_the_same() -> None:
     there = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
 
     assert np.array_equal(here, [int(x) for x in there.stdout.split()])
+
+
+DOCUMENTS = [
+    Document(0, 10, 40, (0, 0, "a")),
+    Document(40, 3, 4, (0, 0, "one answer token: no place")),
+    Document(44, 5, 300, (0, 0, "b")),
+]
+
+
+def test_a_packed_row_draws_from_every_documents_answer_and_from_nothing_else() -> None:
+    fit = {*range(10, 39), *range(49, 343)}
+
+    everything = draw_packed_anchors(DOCUMENTS, 400)
+    some = draw_packed_anchors(DOCUMENTS, 64)
+
+    assert {int(a) for a in everything if a != NO_ANCHOR} == fit
+    assert len(everything) == 400
+    assert (everything[len(fit) :] == NO_ANCHOR).all()
+    assert len(set(some.tolist())) == 64
+    assert set(some.tolist()) <= fit
+    assert some.tolist() == sorted(some.tolist())
+    assert (some < 40).any()
+
+
+def test_who_else_is_in_a_row_changes_how_many_anchors_a_sample_gets_but_not_their_order() -> None:
+    alone = [draw_packed_anchors(DOCUMENTS[:1], n) for n in range(1, 20)]
+
+    together = draw_packed_anchors(DOCUMENTS, 64)
+
+    of_first = sorted(int(a) for a in together if a < 40)
+    assert of_first == [int(a) for a in alone[len(of_first) - 1]]
+
+
+def test_a_row_without_documents_has_no_anchor() -> None:
+    assert draw_packed_anchors([], 3).tolist() == [NO_ANCHOR] * 3

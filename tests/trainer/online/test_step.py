@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -9,7 +10,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from trainer.drafter.config import DrafterShape, drafter_config
+from dflash_workers.contract.errors import Permanent
+from trainer.drafter import mask
+from trainer.drafter.config import DrafterShape
+from trainer.drafter.fitting import drafter_config
 from trainer.drafter.loss import LossRecipe
 from trainer.drafter.model import Drafter
 from trainer.drafter.start import start_at_random
@@ -23,21 +27,26 @@ MakeSamples = Callable[..., list[Sample]]
 
 
 @pytest.fixture
-def make_stepper(qwen_dir: Path) -> Callable[[], Stepper]:
+def make_stepper(qwen_dir: Path) -> Callable[..., Stepper]:
     shape = DrafterShape(num_layers=1, block_size=4, target_layer_ids=[1, 3])
 
-    def make() -> Stepper:
+    def make(
+        *,
+        loss: LossRecipe | None = None,
+        dtype: torch.dtype = torch.float32,
+        clip_norm: float = 1.0,
+    ) -> Stepper:
         config = drafter_config(target_config(str(qwen_dir)), shape, str(qwen_dir))
         drafter = Drafter(config)
         start_at_random(drafter, 0)
         cpu = torch.device("cpu")
-        target = load_target(str(qwen_dir), [1, 3], dtype=torch.float32, device=cpu)
+        target = load_target(str(qwen_dir), [1, 3], dtype=dtype, device=cpu)
         return Stepper(
             drafter,
             target,
             Features(target, 0),
-            loss=LossRecipe(2.0),
-            optimizer=OptimizerRecipe(1e-3),
+            loss=loss or LossRecipe(2.0),
+            optimizer=OptimizerRecipe(1e-3, clip_norm=clip_norm),
         )
 
     return make
@@ -53,7 +62,7 @@ def batch_of(samples: list[Sample]) -> MicroBatch:
 
 
 def test_the_split_into_microbatches_changes_nothing_but_rounding(
-    make_stepper: Callable[[], Stepper], make_samples: MakeSamples
+    make_stepper: Callable[..., Stepper], make_samples: MakeSamples
 ) -> None:
     whole = batch_of(make_samples(8))
     parts = [
@@ -76,7 +85,7 @@ def test_the_split_into_microbatches_changes_nothing_but_rounding(
 
 
 def test_steps_on_the_same_data_lower_the_loss(
-    make_stepper: Callable[[], Stepper], make_samples: MakeSamples
+    make_stepper: Callable[..., Stepper], make_samples: MakeSamples
 ) -> None:
     stepper, batch = make_stepper(), batch_of(make_samples(8))
 
@@ -86,7 +95,7 @@ def test_steps_on_the_same_data_lower_the_loss(
 
 
 def test_padding_changes_neither_loss_nor_update(
-    make_stepper: Callable[[], Stepper], make_samples: MakeSamples
+    make_stepper: Callable[..., Stepper], make_samples: MakeSamples
 ) -> None:
     batch = batch_of(make_samples(8))
     longest = int(batch.lengths_B.max())
@@ -97,6 +106,95 @@ def test_padding_changes_neither_loss_nor_update(
 
     assert one.step([batch], at=5, num_steps=9) == two.step([other], at=5, num_steps=9)
     assert torch.equal(weights(one), weights(two))
+
+
+def test_with_a_bf16_target_the_weights_of_record_stay_fp32_and_learn_the_same(
+    make_stepper: Callable[..., Stepper], make_samples: MakeSamples
+) -> None:
+    batch = batch_of(make_samples(8))
+    exact, half = make_stepper(), make_stepper(dtype=torch.bfloat16)
+    before = weights(exact)
+
+    wanted = [exact.step([batch], at=10, num_steps=100) for _ in range(8)]
+    got = [half.step([batch, batch], at=10, num_steps=100) for _ in range(8)]
+
+    assert weights(half).dtype == torch.float32
+    moved, moved_half = weights(exact) - before, weights(half) - before
+    assert torch.cosine_similarity(moved, moved_half, dim=0) > 0.9
+    for one, other in zip(wanted, got, strict=True):
+        assert other.loss == pytest.approx(one.loss, rel=2e-2)
+        assert other.gradient_norm == pytest.approx(one.gradient_norm, rel=5e-2)
+
+
+def test_weights_that_were_filled_between_steps_are_those_that_compute(
+    make_stepper: Callable[..., Stepper], make_samples: MakeSamples
+) -> None:
+    batch = batch_of(make_samples(8))
+    stepper, other = (make_stepper(dtype=torch.bfloat16) for _ in range(2))
+    other.step([batch], at=10, num_steps=100)
+
+    stepper.drafter.load_state_dict(other.drafter.state_dict())
+
+    assert (
+        stepper.step([batch], at=0, num_steps=9).loss == other.step([batch], at=0, num_steps=9).loss
+    )
+
+
+def test_a_drafter_that_leaks_is_not_trained(
+    make_stepper: Callable[..., Stepper],
+    make_samples: MakeSamples,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rule = mask.key_ranges
+
+    def sees_the_anchor(layout: mask.BlockLayout) -> mask.KeyRanges:
+        return replace(rule(layout), context_to=rule(layout).context_to + 1)
+
+    monkeypatch.setattr(mask, "key_ranges", sees_the_anchor)
+    stepper = make_stepper()
+    before = weights(stepper)
+
+    with pytest.raises(Permanent, match="the feature at the anchor leaks"):
+        stepper.step([batch_of(make_samples(8))], at=0, num_steps=9)
+
+    assert torch.equal(weights(stepper), before)
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        LossRecipe(2.0, weights="dpace"),
+        LossRecipe(2.0, distillation=1.0, total_variation=1.0, cross_entropy=0.0),
+    ],
+    ids=["dpace", "teacher"],
+)
+def test_other_losses_learn_too(
+    make_stepper: Callable[..., Stepper], make_samples: MakeSamples, loss: LossRecipe
+) -> None:
+    stepper, batch = make_stepper(loss=loss), batch_of(make_samples(8))
+
+    seen = [stepper.step([batch], at=10, num_steps=100) for _ in range(15)]
+
+    assert seen[-1].loss < seen[0].loss
+    assert 1 <= seen[-1].accept_length <= 4
+    assert 0 < seen[-1].entropy < math.log(512)
+
+
+def test_clipping_bounds_the_update_and_reports_the_norm_before(
+    make_stepper: Callable[..., Stepper], make_samples: MakeSamples
+) -> None:
+    stepper = make_stepper(clip_norm=0.25)
+    sums = stepper.loss_sums(batch_of(make_samples(8)))
+    mean_loss = sums.numerator / sums.weight
+    parameters = list(stepper.drafter.parameters())
+    true_norm = torch.stack([g.norm() for g in torch.autograd.grad(mean_loss, parameters)]).norm()
+
+    metrics = stepper.step([batch_of(make_samples(8))], at=10, num_steps=100)
+
+    clipped = torch.stack([p.grad.norm() for p in parameters if p.grad is not None]).norm()
+    assert metrics.gradient_norm == pytest.approx(float(true_norm), rel=1e-4)
+    assert metrics.gradient_norm > 0.5
+    assert float(clipped) == pytest.approx(0.25, rel=1e-3)
 
 
 def test_the_rate_warms_up_and_ends_near_zero() -> None:

@@ -13,7 +13,15 @@ from dflash_workers.contract.errors import Corrupt, Missing
 from dflash_workers.contract.flags import EMPTY, REPETITION, TRUNCATED, UNFINISHED_THINKING
 from dflash_workers.contract.keys import RunKeys
 from dflash_workers.contract.lines import dump
-from dflash_workers.contract.records import Answer, Commit, Row, RunSpec, Sampling, Target
+from dflash_workers.contract.records import (
+    SCHEMA_VERSION,
+    Answer,
+    Commit,
+    Row,
+    RunSpec,
+    Sampling,
+    Target,
+)
 from dflash_workers.contract.store import Store
 from trainer.tokens.build import TokenizeReport, build_shard, samples_of, tokenize_run
 from trainer.tokens.shards import Source, list_shards, read_provenance, read_shard, write_shard
@@ -23,13 +31,14 @@ KEYS = RunKeys(RUN)
 STOP, THINK_END = 2, 90
 
 SPEC = RunSpec(
-    schema=1,
+    schema=SCHEMA_VERSION,
     run=RUN,
     target=Target("tiny", "c" * 64, "k" * 64, "m" * 64, "w" * 64, 1000, 4096, "float32"),
     chat_template="",
     template_kwargs={},
     sampling=Sampling(0.0, 1.0, -1, 64, [STOP]),
     multi_turn="rollout",
+    control_tokens="escape",
     thinking_end_id=THINK_END,
 )
 
@@ -48,12 +57,14 @@ def make_row(*answers: Answer, name: str = "math-1", heldout: bool = False) -> R
     return Row(name.ljust(32, "0"), name, 0, heldout, "p.jsonl:1", [], [], list(answers))
 
 
-def commit_rows(store: Store, batch: str, rows: list[Row], segment: int = 1) -> Commit:
+def commit_rows(
+    store: Store, batch: str, rows: list[Row], segment: int = 1, road: str = "ids"
+) -> Commit:
     body, sha256 = seal_rows(rows)
     data_key = KEYS.data(segment, batch, "att")
     commit = Commit(
         *(1, RUN, segment, batch, "att", data_key, sha256, len(body), len(rows), []),
-        *(0, 0, 0.0, 1.0, "w", {}),
+        *(0, 0, 0.0, 1.0, "w", {}, road),
     )
     return publish(store, commit, body)
 
@@ -75,6 +86,16 @@ THREE_TURNS = make_row(
     make_answer([10, 11, 20, 99, 12], [22, STOP], turn=1),
     make_answer([10, 11, 20, 99, 12, 22, 13], [23, 24, 25], turn=2, flags=(TRUNCATED,)),
 )
+
+
+def test_imported_conversations_wait_for_ids_and_are_counted(run_store: Store) -> None:
+    commit_rows(run_store, "made", [THREE_TURNS])
+    commit_rows(run_store, "imported", [replace(THREE_TURNS, answers=[])] * 2, road="text")
+
+    report = tokenize_run(run_store, RUN)
+
+    assert (report.num_shards, report.skipped) == (1, {"text_road": 2})
+    assert report.quarantined == []
 
 
 def test_loss_covers_exactly_what_the_target_sampled(run_store: Store) -> None:

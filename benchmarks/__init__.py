@@ -1,0 +1,1 @@
+"""Benchmarks: programs that end in figures, and the results of full runs."""
