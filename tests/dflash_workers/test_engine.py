@@ -5,128 +5,186 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import functools
-import json
 import threading
 import time
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import Iterator
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from dflash_workers.contract.chat import Chat
 from dflash_workers.contract.errors import BadInput, EngineUnavailable, PromptRejected
 from dflash_workers.contract.records import RunSpec
-from dflash_workers.engine import Engine, Generation, Patience
+from dflash_workers.engine import Engine, Generation
+from tests.dflash_workers.asking import PATIENCE, Asking, opened
 from tests.fake_engine import FakeEngine
-
-PATIENCE = Patience(
-    request_s=0.5, token_s=0.0, away_s=0.6, backoff_s=0.05, max_backoff_s=0.1, abort_s=0.5
-)
+from tests.tiny_model import VOCAB_SIZE
 
 
-@asynccontextmanager
-async def opened(url: str, patience: Patience = PATIENCE) -> AsyncIterator[Engine]:
-    engine = Engine(url, 4, patience)
-    try:
-        yield engine
-    finally:
-        await engine.close()
+@pytest.fixture
+def asking(engine: FakeEngine, chat: Chat, spec: RunSpec) -> Asking:
+    return Asking(engine, chat, spec)
 
 
-def ask(fake: FakeEngine, chat: Chat, spec: RunSpec, message: str) -> Generation:
-    async def once() -> Generation:
-        ids = chat.prompt_ids([{"role": "user", "content": message}], [])
-        async with opened(fake.url) as engine:
-            return await engine.generate(ids, 11, spec)
+@pytest.mark.parametrize("num_tokens", [64, 1000])
+def test_an_answer_comes_back_as_the_ids_that_were_sampled(asking: Asking, num_tokens: int) -> None:
+    generation = asking.ask("hello say:Good day.", num_tokens)
 
-    return asyncio.run(once())
-
-
-def test_an_answer_comes_back_as_the_ids_that_were_sampled(
-    engine: FakeEngine, chat: Chat, spec: RunSpec
-) -> None:
-    generation = ask(engine, chat, spec, "hello say:Good day.")
-
-    assert chat.text(generation.output_ids) == "Good day."
-    assert generation.output_ids[-1] in spec.sampling.stop_token_ids
-    assert generation.finish_reason == "stop"
+    assert asking.chat.text(generation.output_ids) == "Good day."
+    assert generation.output_ids[-1] in asking.spec.sampling.stop_token_ids
+    assert (generation.finish_reason, generation.notes) == ("stop", ())
 
 
-def test_every_sampling_value_is_said_explicitly(
-    engine: FakeEngine, chat: Chat, spec: RunSpec
-) -> None:
-    ask(engine, chat, spec, "hello")
+def test_every_sampling_value_is_said_explicitly(asking: Asking) -> None:
+    asking.ask("hello")
 
-    (request,) = engine.requests
-    assert request["sampling_params"] == dataclasses.asdict(spec.sampling) | {"sampling_seed": 11}
+    (request,) = asking.fake.requests
+    wanted = dataclasses.asdict(asking.spec.sampling) | {"sampling_seed": 11}
+    assert request["sampling_params"] == wanted
     assert len(request["rid"]) == 32
 
 
-@pytest.mark.parametrize("message", ["fail=2", "cut"])
-def test_what_may_pass_is_asked_again(
-    engine: FakeEngine, chat: Chat, spec: RunSpec, message: str
-) -> None:
-    generation = ask(engine, chat, spec, message)
+@pytest.mark.parametrize(
+    "message", ["fail=2", "cut", "gaveup", *(f"status={s} fail=1" for s in (408, 429, 503, 418))]
+)
+@pytest.mark.parametrize("num_tokens", [64, 1000])
+def test_what_may_pass_is_asked_again(asking: Asking, message: str, num_tokens: int) -> None:
+    generation = asking.ask(message, num_tokens)
 
-    assert chat.text(generation.output_ids) == f"Answer to {message}"
-    assert len({request["rid"] for request in engine.requests}) == len(engine.requests) > 1
+    assert asking.chat.text(generation.output_ids) == f"Answer to {message}"
+    requests = asking.fake.requests
+    assert len({request["rid"] for request in requests}) == len(requests) > 1
 
 
-@pytest.mark.parametrize("message", ["fail=1000", "mismatch", "hang"])
+@pytest.mark.parametrize(
+    "message",
+    [
+        *("fail=1000", "hang", "garbled", "truncated"),
+        *("mismatch", "echo", "outside", "othertext", "status=404 fail=1000"),
+    ],
+)
 def test_an_engine_that_stays_bad_is_given_up_within_the_deadline(
-    engine: FakeEngine, chat: Chat, spec: RunSpec, message: str
+    asking: Asking, message: str
 ) -> None:
     started = time.monotonic()
 
     with pytest.raises(EngineUnavailable):
-        ask(engine, chat, spec, message)
+        asking.ask(message)
 
     assert time.monotonic() - started < 3 * (PATIENCE.away_s + PATIENCE.request_s)
-    assert len(engine.requests) > 1
+    assert len(asking.fake.requests) > 1
 
 
-def test_a_request_without_an_answer_is_aborted(
-    engine: FakeEngine, chat: Chat, spec: RunSpec
-) -> None:
-    async def leave() -> None:
-        ids = chat.prompt_ids([{"role": "user", "content": "wait=30"}], [])
-        async with opened(engine.url) as client:
-            work = asyncio.create_task(client.generate(ids, 1, spec))
-            while not engine.running:
-                await asyncio.sleep(0.01)
-            work.cancel()
-            await asyncio.wait([work])
+def test_an_engine_that_asks_for_peace_is_left_alone_for_so_long(asking: Asking) -> None:
+    started = time.monotonic()
 
-    asyncio.run(leave())
+    asking.ask("status=503 fail=1 after=0.5")
 
-    assert engine.aborted == [engine.requests[0]["rid"]]
+    assert 0.5 <= time.monotonic() - started < 1.5
 
 
-def test_a_refusal_is_the_prompts_own_fault_and_not_asked_again(
-    engine: FakeEngine, chat: Chat, spec: RunSpec
-) -> None:
-    with pytest.raises(PromptRejected, match="refused") as caught:
-        ask(engine, chat, spec, "refuse")
+def test_a_refusal_is_the_prompts_own_fault_and_not_asked_again(asking: Asking) -> None:
+    for num_tokens in (64, 1000):  # the second one inside a stream, with status 200
+        with pytest.raises(PromptRejected, match="refused") as caught:
+            asking.ask("refuse", num_tokens)
+        assert caught.value.reason == "engine_refused"
 
-    assert caught.value.reason == "engine_refused"
-    assert len(engine.requests) == 1
+    assert len(asking.fake.requests) == 2
 
 
-@pytest.mark.parametrize("ids", [[], [1, 512], [-1, 3]])
-def test_ids_that_would_kill_the_server_are_never_sent(
-    engine: FakeEngine, spec: RunSpec, ids: list[int]
-) -> None:
-    async def once() -> None:
-        async with opened(engine.url) as client:
-            await client.generate(ids, 1, spec)
+@pytest.mark.parametrize("ids", [[], [1, VOCAB_SIZE], [-1, 3]])
+def test_ids_that_would_kill_the_server_are_never_sent(asking: Asking, ids: list[int]) -> None:
+    question = dataclasses.replace(asking.question("hello"), input_ids=ids)
 
     with pytest.raises(PromptRejected):
-        asyncio.run(once())
+        asking.run(lambda engine: engine.generate(question))
 
-    assert engine.requests == []
+    assert asking.fake.requests == []
+
+
+def test_a_goodbye_does_not_wait_for_the_next_try(asking: Asking) -> None:
+    asking.patience = dataclasses.replace(PATIENCE, away_s=60)
+
+    async def leave(engine: Engine) -> Generation:
+        leaving = asyncio.Event()
+        asyncio.get_running_loop().call_later(0.3, leaving.set)
+        question = asking.question("status=503 fail=1000 after=50")
+        return await engine.generate(question, leaving=leaving)
+
+    started = time.monotonic()
+    generation = asking.run(leave)
+
+    assert (generation.output_ids, generation.finish_reason) == ([], "abort")
+    assert time.monotonic() - started < 1.5
+
+
+def test_what_an_engine_died_of_is_not_asked_again(asking: Asking) -> None:
+    outcomes: list[bool] = []
+
+    async def ask(engine: Engine) -> tuple[int, str | None]:
+        engine.on_outcome = outcomes.append
+        work = [
+            asyncio.create_task(engine.generate(asking.question(f"hang {n}"))) for n in range(4)
+        ]
+        while asking.fake.running < 4:
+            await asyncio.sleep(0.01)
+        asking.fake.die()
+        for ended in await asyncio.gather(*work, return_exceptions=True):
+            assert isinstance(ended, EngineUnavailable)
+            assert "the engine died" in str(ended)
+        return engine.num_deaths, await engine.died()
+
+    num_deaths, evidence = asking.run(ask)
+
+    assert num_deaths == 1
+    assert evidence and "Cannot connect" in evidence
+    assert outcomes == [False] * 4
+    assert len(asking.fake.requests) == 4
+
+
+def test_a_failing_probe_alone_is_no_death(asking: Asking) -> None:
+    asking.fake.is_healthy = False
+
+    async def ask(engine: Engine) -> str | None:
+        work = asyncio.create_task(engine.generate(asking.question("wait=0.3")))
+        evidence = await engine.died()
+        await work
+        return evidence
+
+    assert asking.run(ask) is None
+
+
+def test_many_who_ask_at_once_share_a_probe(asking: Asking) -> None:
+    async def ask(engine: Engine) -> list[str | None]:
+        return list(await asyncio.gather(*(engine.died() for _ in range(48))))
+
+    assert asking.run(ask) == [None] * 48
+    assert asking.fake.num_probes <= 2
+
+
+def test_successes_refusals_and_failures_are_told(asking: Asking) -> None:
+    outcomes: list[bool] = []
+
+    async def ask(engine: Engine) -> tuple[int, int]:
+        engine.on_outcome = outcomes.append
+        generation = await engine.generate(asking.question("fail=1"))
+        with pytest.raises(PromptRejected):
+            await engine.generate(asking.question("refuse"))
+        assert engine.num_tokens == len(generation.output_ids)
+        return engine.num_replies, engine.num_running
+
+    assert asking.run(ask) == (2, 0)
+    assert outcomes == [False, True, True]
+
+
+def test_log_probabilities_are_of_each_id_but_the_first(asking: Asking) -> None:
+    found = asking.run(lambda engine: engine.log_probs([5, 6, 7]))
+    asking.fake.has_log_probs = False
+    refused = asking.run(lambda engine: engine.log_probs([5, 6, 7]))
+
+    assert len(found) == 2
+    assert refused is None
 
 
 def test_a_missing_engine_is_said_in_one_clear_line() -> None:
@@ -136,45 +194,6 @@ def test_a_missing_engine_is_said_in_one_clear_line() -> None:
 
     with pytest.raises(EngineUnavailable, match=r"127\.0\.0\.1:1.*--engine-url"):
         asyncio.run(wait())
-
-
-def replies() -> dict[str, Any]:
-    good = {
-        "output_ids": [5, 6, 2],
-        "meta_info": {
-            "finish_reason": {"type": "stop", "matched": 2},
-            "prompt_tokens": 2,
-            "completion_tokens": 3,
-        },
-    }
-    meta = good["meta_info"]
-    assert isinstance(meta, dict)
-    return {
-        "outside": good | {"output_ids": [5, 6, 512]},
-        "count": good | {"meta_info": meta | {"completion_tokens": 4}},
-        "prompt": good | {"meta_info": meta | {"prompt_tokens": 3}},
-        "aborted": good | {"meta_info": meta | {"finish_reason": {"type": "abort"}}},
-        "unfinished": good | {"meta_info": meta | {"finish_reason": None}},
-        "nothing": good | {"output_ids": [], "meta_info": meta | {"completion_tokens": 0}},
-        "garbled": [1],
-    }
-
-
-@pytest.mark.parametrize("name", replies())
-def test_a_reply_that_contradicts_itself_is_never_believed(
-    name: str, spec: RunSpec, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def reply(self: Engine, method: str, path: str, body: bytes, timeout_s: float) -> bytes:
-        return json.dumps(replies()[name]).encode()
-
-    monkeypatch.setattr(Engine, "_call", reply)
-
-    async def once() -> None:
-        async with opened("http://nowhere", dataclasses.replace(PATIENCE, away_s=0)) as client:
-            await client.generate([1, 2], 1, spec)
-
-    with pytest.raises(EngineUnavailable):
-        asyncio.run(once())
 
 
 @pytest.fixture
@@ -192,7 +211,7 @@ def other_server(tmp_path: Path) -> Iterator[str]:
 
 
 def test_no_prompt_is_rejected_because_something_else_listens_there(
-    other_server: str, chat: Chat, spec: RunSpec
+    other_server: str, asking: Asking
 ) -> None:
     async def ask_it() -> None:
         async with opened(other_server) as engine:
@@ -200,6 +219,6 @@ def test_no_prompt_is_rejected_because_something_else_listens_there(
             with pytest.raises(BadInput, match="is no SGLang server"):
                 await engine.facts()
             with pytest.raises(EngineUnavailable):
-                await engine.generate([1, 2], 0, spec)
+                await engine.generate(asking.question("hello"))
 
     asyncio.run(ask_it())

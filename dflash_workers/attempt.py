@@ -1,0 +1,245 @@
+"""One request in the engine, from its first byte to its last id, under our own clock.
+
+Made by engine for each try at a question. A long answer is streamed, in few events, even where
+nobody listens: only new ids tell an engine that works from one that died behind a healthy /health.
+So there are three limits: the whole engine silent, this request silent while others go on, and the
+last bound of pace.py, which stands alone where nothing is streamed. Whoever ends a request early
+gets what was sampled until then.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import logging
+import time
+import uuid
+from contextlib import aclosing, suppress
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import orjson
+
+from dflash_workers.contract.errors import EngineUnavailable, FleetError
+from dflash_workers.contract.records import Json
+from dflash_workers.pace import Pace, Patience
+from dflash_workers.questions import Heard, Question
+from dflash_workers.replies import Reply
+from dflash_workers.wire import Wire, excerpt
+
+log = logging.getLogger(__name__)
+
+WORD_IDS = 64  # at most, between two events: a minute and a half of a crowded CPU engine
+_TRANSPORT_S = 1.0  # the transport's own limit comes after ours, which says what it was
+
+# Why a request is given up.
+_TOO_LONG = "the answer takes too long"
+_BATCH_OVER = "the batch's time is over"
+_STALLED = "no new id in any request"
+_LOST = "no new id in a request that had begun"
+
+
+class Dialect(Protocol):
+    """How a kind of server is asked, and how its replies read: see dialects/."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def path(self) -> str: ...
+    @property
+    def abort_path(self) -> str: ...  # empty: it has none
+    @property
+    def health_path(self) -> str: ...
+    @property
+    def facts_path(self) -> str: ...
+    @property
+    def can_stream(self) -> bool: ...
+    @property
+    def takes_ids(self) -> bool: ...
+    def ask(self, question: Question, rid: str, stream_every: int, facts: Json) -> Json: ...
+    def read(self, body: Json) -> Reply: ...
+    def read_facts(self, body: Json) -> Json: ...
+    def ask_log_probs(self, input_ids: list[int]) -> Json | None: ...
+    def read_log_probs(self, body: Json) -> list[float]: ...
+
+
+@dataclass(slots=True)
+class Progress:
+    """What the engine has given so far, over all requests."""
+
+    at_s: float = field(default_factory=time.monotonic)  # the last id
+    num_tokens: int = 0
+    stuck: str = ""  # evidence that it gives nothing any more
+
+    def note(self, num_tokens: int) -> None:
+        """So many new ids."""
+        self.at_s = time.monotonic()
+        self.num_tokens += num_tokens
+        self.stuck = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """The engine, as its requests share it."""
+
+    wire: Wire
+    dialect: Dialect
+    patience: Patience
+    pace: Pace
+    progress: Progress
+
+    async def abort(self, rid: str) -> None:
+        """End a request. Unknown or ended ones are left alone; a failure is only logged."""
+        if self.dialect.abort_path:
+            try:
+                await self.wire.call(self.dialect.abort_path, self.patience.abort_s, {"rid": rid})
+            except FleetError as error:
+                log.debug("not aborted: %s", error)
+
+    def read(self, body: bytes) -> Reply:
+        """A reply or an event's. Raises what it refuses with; EngineUnavailable where garbled."""
+        try:
+            value = orjson.loads(body)
+            if refusal := self.wire.refusal_in(value):
+                raise refusal
+            return self.dialect.read(value)
+        except (AttributeError, LookupError, TypeError, ValueError) as error:
+            raise EngineUnavailable(
+                f"the engine's reply is garbled: {error!r}: {excerpt(body)}"
+            ) from error
+
+
+@dataclass(frozen=True, slots=True)
+class Ear:
+    """Who listens to an answer, and who may end it."""
+
+    leaving: asyncio.Event
+    heard: Heard | None = None
+    hear_every: int = 0  # ids
+
+    async def pause(self, seconds: float) -> None:
+        """Sleep, but not past a goodbye."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self.leaving.wait()
+
+
+class Attempt:
+    """One request. `output_ids` and `text`: what was streamed so far."""
+
+    def __init__(self, question: Question, ear: Ear, line: Line) -> None:
+        self.output_ids: list[int] = []
+        self.text = ""
+        self._question, self._ear, self._line = question, ear, line
+        self._rid = uuid.uuid4().hex
+        self._started_s = self._word_s = time.monotonic()
+        self._num_heard = 0
+        is_long = question.sampling.max_new_tokens > WORD_IDS
+        self._stream_every = 0
+        if line.dialect.can_stream and (is_long or ear.hear_every):
+            self._stream_every = min(ear.hear_every or WORD_IDS, WORD_IDS)
+
+    @property
+    def latency_s(self) -> float:
+        return time.monotonic() - self._started_s
+
+    async def reply(self, facts: Json) -> Reply | None:
+        """The engine's last word; None where it was ended early, with `output_ids` all there is.
+
+        Raises PromptRejected, AccessDenied, EngineUnavailable.
+        """
+        reading = asyncio.create_task(self._read(facts))
+        leaving = asyncio.create_task(self._ear.leaving.wait())
+        is_over = False
+        try:
+            while not reading.done():
+                wait_s = max(self._due_s() - time.monotonic(), 0)
+                await asyncio.wait(
+                    {reading, leaving}, timeout=wait_s, return_when=asyncio.FIRST_COMPLETED
+                )
+                if leaving.done() and not reading.done():
+                    await self._hear_out(reading)
+                    break
+                if not reading.done() and time.monotonic() >= self._due_s():
+                    raise self._give_up()
+            is_over = reading.done()
+            return reading.result() if is_over else None
+        finally:
+            leaving.cancel()
+            reading.cancel()
+            if not is_over:
+                await self._line.abort(self._rid)
+
+    async def _hear_out(self, reading: asyncio.Task[Reply | None]) -> None:
+        """Give an aborted request the time to say how far it came."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self._line.patience.abort_s):
+                await self._line.abort(self._rid)
+                await asyncio.wait({reading})
+
+    async def _read(self, facts: Json) -> Reply | None:
+        line, dialect = self._line, self._line.dialect
+        asked = dialect.ask(self._question, self._rid, self._stream_every, facts)
+        limit_s = self._limit_s() + _TRANSPORT_S
+        if not self._stream_every:
+            reply = line.read(await line.wire.call(dialect.path, limit_s, asked))
+            line.progress.note(len(reply.output_ids or []) or reply.num_output)
+            return reply
+        # Ours begins anew with every word; the transport's has to hold for all of them.
+        limit_s *= 1 + self._question.sampling.max_new_tokens // self._stream_every
+        async with aclosing(line.wire.events(dialect.path, limit_s, asked)) as events:
+            async for event in events:
+                reply = line.read(event)
+                self._take(reply)
+                if reply.finish:
+                    return dataclasses.replace(reply, output_ids=self.output_ids, text=self.text)
+                if not self._is_wanted():
+                    await line.abort(self._rid)
+                    return None
+        raise EngineUnavailable(f"engine at {line.wire.url}: its stream ended within the answer")
+
+    def _take(self, reply: Reply) -> None:
+        """An event holds the whole output so far, or with SGLang's --incremental-streaming-output
+        what is new.
+        """
+        ids, text = reply.output_ids or [], reply.text or ""
+        if self.output_ids and len(self.output_ids) + len(ids) == reply.num_output:
+            ids, text = self.output_ids + ids, self.text + text
+        if len(ids) > len(self.output_ids):
+            self._word_s = time.monotonic()
+            self._line.progress.note(len(ids) - len(self.output_ids))
+        self.output_ids, self.text = ids, text
+
+    def _is_wanted(self) -> bool:
+        ear = self._ear
+        if ear.heard is None or len(self.output_ids) - self._num_heard < ear.hear_every:
+            return True
+        self._num_heard = len(self.output_ids)
+        return ear.heard(self.output_ids)
+
+    def _limit_s(self) -> float:
+        """For the rest of the answer, from the last word on."""
+        rest = self._question.sampling.max_new_tokens - len(self.output_ids)
+        return self._line.pace.limit_s(max(rest, 0))
+
+    def _due_s(self) -> float:
+        """When it will have taken too long, if nothing more comes."""
+        return min(due_s for due_s, _ in self._limits())
+
+    def _give_up(self) -> EngineUnavailable:
+        due_s, why = min(self._limits())
+        if why == _STALLED:
+            self._line.progress.stuck = f"{why} for {self._line.patience.stall_s:g} s"
+        waited_s = due_s - self._started_s
+        return EngineUnavailable(f"engine at {self._line.wire.url}: {why}, {waited_s:.0f} s on")
+
+    def _limits(self) -> list[tuple[float, str]]:
+        patience, limits = self._line.patience, [(self._word_s + self._limit_s(), _TOO_LONG)]
+        if self._question.deadline_s is not None:
+            limits.append((self._question.deadline_s, _BATCH_OVER))
+        if self._stream_every:
+            progress_s = max(self._word_s, self._line.progress.at_s)
+            limits.append((progress_s + patience.stall_s, _STALLED))
+        if self.output_ids:
+            limits.append((self._word_s + patience.lost_s, _LOST))
+        return limits

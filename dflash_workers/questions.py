@@ -1,0 +1,51 @@
+"""What an engine is asked, and what it gave: the words between rollout, engine and the dialects.
+
+Made by rollout (Question) and by engine (Generation, once the reply is checked). Ids are the data:
+what is asked and what comes back are ids in both dialects, and a road that had only text says so
+in `notes`. Nothing here knows HTTP.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from dflash_workers.contract.records import Json, Sampling
+
+# Two more ways to finish, beside quality.STOP and quality.LENGTH.
+STOP_STRING = "stop_string"  # at a string; its ids stay in the output
+ABORT = "abort"  # we ended it: the ids so far
+
+# Notes on a Generation, for Answer.flags.
+STOP_ID_APPENDED = "stop_id_appended"  # the engine leaves out the id that stopped it
+STOP_ID_UNKNOWN = "stop_id_unknown"  # it does, and doesn't say which it was
+TEXT_ROAD = "text_road"  # the ids are the answer's text, tokenised again
+
+# Hears all ids so far while they are sampled; returning False ends the generation.
+Heard = Callable[[list[int]], bool]
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """One answer that is wanted."""
+
+    input_ids: list[int]  # may go on with a half-finished answer, where the dialect takes ids
+    seed: int
+    sampling: Sampling
+    vocab_size: int
+    messages: list[Json] = field(default_factory=list)  # for a dialect that renders them itself
+    tools: list[Json] = field(default_factory=list)
+    template_kwargs: Json = field(default_factory=dict)
+    deadline_s: float | None = None  # of the whole batch, as time.monotonic() counts
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """One answer as the engine sampled it."""
+
+    output_ids: list[int]  # stop id included
+    finish_reason: str  # stop | length | stop_string | abort
+    cached_tokens: int
+    latency_s: float
+    spec: Json  # speculation statistics
+    notes: tuple[str, ...] = ()

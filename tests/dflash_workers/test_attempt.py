@@ -1,0 +1,205 @@
+"""One request: what is heard of it while it runs, how it ends early, and when it is given up."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import time
+
+import pytest
+
+from dflash_workers.contract.chat import Chat
+from dflash_workers.contract.errors import EngineUnavailable
+from dflash_workers.contract.records import RunSpec
+from dflash_workers.engine import Engine, Generation
+from tests.dflash_workers.asking import PATIENCE, Asking
+from tests.fake_engine import FakeEngine
+
+
+@pytest.fixture
+def asking(engine: FakeEngine, chat: Chat, spec: RunSpec) -> Asking:
+    return Asking(engine, chat, spec)
+
+
+@pytest.mark.parametrize("is_incremental", [False, True])
+@pytest.mark.parametrize("message", ["long", "say:" + "one two three " * 30])
+def test_a_streamed_answer_is_the_same_whole_or_in_pieces(
+    asking: Asking, message: str, is_incremental: bool
+) -> None:
+    asking.fake.is_incremental = is_incremental
+
+    streamed = asking.ask(message, 250, heard=lambda ids: True, hear_every=7)
+    asking.fake.streams = False
+    whole = asking.ask(message, 250)
+
+    assert streamed.output_ids == whole.output_ids
+    assert asking.fake.requests[0]["sampling_params"]["stream_interval"] == 7
+
+
+def test_ids_are_heard_while_they_come(asking: Asking) -> None:
+    heard: list[list[int]] = []
+
+    def hear(ids: list[int]) -> bool:
+        heard.append(ids)
+        return True
+
+    generation = asking.ask("long", 100, heard=hear, hear_every=32)
+
+    assert [len(ids) for ids in heard] == [33, 65, 97]
+    assert all(generation.output_ids[: len(ids)] == ids for ids in heard)
+
+
+def test_an_answer_that_nobody_wants_any_more_is_stopped(asking: Asking) -> None:
+    generation = asking.ask("long step=0.05", 200, heard=lambda ids: len(ids) < 60, hear_every=20)
+
+    assert (generation.finish_reason, len(generation.output_ids)) == ("abort", 61)
+    assert asking.fake.aborted == [asking.fake.requests[0]["rid"]]
+
+
+@pytest.mark.parametrize(
+    ("message", "num_tokens", "num_ids"), [("long step=0.05", 1000, 65), ("hang", 64, 4)]
+)
+def test_leaving_gives_the_ids_so_far_within_a_second(
+    asking: Asking, message: str, num_tokens: int, num_ids: int
+) -> None:
+    async def leave(engine: Engine) -> tuple[Generation, float]:
+        leaving = asyncio.Event()
+        question = asking.question(message, num_tokens)
+        work = asyncio.create_task(engine.generate(question, leaving=leaving))
+        while not asking.fake.running:
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0.08)
+        leaving.set()
+        started = time.monotonic()
+        return await work, time.monotonic() - started
+
+    generation, took_s = asking.run(leave)
+
+    assert generation.finish_reason == "abort"
+    assert len(generation.output_ids) >= num_ids
+    assert len(asking.fake.aborted) == 1
+    assert took_s < 1.0
+
+
+def test_leaving_an_engine_that_no_longer_answers_gives_what_was_streamed(asking: Asking) -> None:
+    asking.fake.hears_aborts = False
+
+    async def leave(engine: Engine) -> tuple[Generation, float]:
+        leaving = asyncio.Event()
+        work = asyncio.create_task(
+            engine.generate(asking.question("long stall", 1000), leaving=leaving)
+        )
+        while not asking.fake.running:
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0.1)
+        leaving.set()
+        started = time.monotonic()
+        return await work, time.monotonic() - started
+
+    generation, took_s = asking.run(leave)
+
+    assert (generation.finish_reason, len(generation.output_ids)) == ("abort", 1)
+    assert took_s < 1.5
+
+
+def test_nothing_is_asked_once_leaving(asking: Asking) -> None:
+    async def ask(engine: Engine) -> Generation:
+        leaving = asyncio.Event()
+        leaving.set()
+        return await engine.generate(asking.question("hello"), leaving=leaving)
+
+    generation = asking.run(ask)
+
+    assert (generation.output_ids, generation.finish_reason) == ([], "abort")
+    assert asking.fake.requests == []
+
+
+def test_a_request_without_an_answer_is_aborted(asking: Asking) -> None:
+    async def leave(engine: Engine) -> None:
+        work = asyncio.create_task(engine.generate(asking.question("wait=30")))
+        while not asking.fake.running:
+            await asyncio.sleep(0.01)
+        work.cancel()
+        await asyncio.wait([work])
+
+    asking.run(leave)
+
+    assert asking.fake.aborted == [asking.fake.requests[0]["rid"]]
+
+
+def test_no_request_outlives_its_batch(asking: Asking) -> None:
+    asking.patience = dataclasses.replace(PATIENCE, request_s=60, away_s=60)
+    question = dataclasses.replace(asking.question("hang"), deadline_s=time.monotonic() + 0.3)
+    started = time.monotonic()
+
+    with pytest.raises(EngineUnavailable, match="the batch's time is over"):
+        asking.run(lambda engine: engine.generate(question))
+
+    assert time.monotonic() - started < 1
+
+
+def test_a_slow_answer_is_waited_for_as_long_as_ids_come(asking: Asking) -> None:
+    asking.patience = dataclasses.replace(PATIENCE, request_s=60)
+
+    generation = asking.ask("long step=0.1", 80, heard=lambda ids: True, hear_every=8)
+
+    assert len(generation.output_ids) == 80
+    assert generation.latency_s > 3 * PATIENCE.stall_s
+
+
+def test_an_engine_that_is_healthy_and_yet_gives_nothing_is_stuck(asking: Asking) -> None:
+    asking.patience = dataclasses.replace(PATIENCE, request_s=60)
+
+    async def ask(engine: Engine) -> tuple[str | None, str | None]:
+        before = await engine.died()
+        with pytest.raises(EngineUnavailable, match="no new id in any request"):
+            await engine.generate(asking.question("long stall", 1000))
+        return before, await engine.died()
+
+    before, after = asking.run(ask)
+
+    assert before is None
+    assert after and "no new id in any request for 0.3 s" in after
+    assert len(asking.fake.requests) == 1
+
+
+def test_a_request_may_wait_in_the_engine_while_others_go_on(asking: Asking) -> None:
+    asking.patience = dataclasses.replace(PATIENCE, request_s=60)
+
+    async def ask(engine: Engine) -> list[Generation]:
+        waiting = engine.generate(asking.question("wait=1 long", 100))
+        going_on = engine.generate(asking.question("long step=0.1", 1000))
+        return list(await asyncio.gather(waiting, going_on))
+
+    waited, _ = asking.run(ask)
+
+    assert len(waited.output_ids) == 100
+    assert len(asking.fake.requests) == 2
+
+
+def test_a_request_that_the_engine_lost_while_others_go_on_is_given_up(asking: Asking) -> None:
+    asking.patience = dataclasses.replace(PATIENCE, request_s=60, lost_s=0.5, away_s=0)
+
+    async def ask(engine: Engine) -> str | None:
+        going_on = asyncio.create_task(engine.generate(asking.question("long step=0.1", 1000)))
+        with pytest.raises(EngineUnavailable, match="in a request that had begun"):
+            await engine.generate(asking.question("long stall", 1000))
+        await going_on
+        return await engine.died()
+
+    assert asking.run(ask) is None
+
+
+def test_tokens_are_counted_while_they_come(asking: Asking) -> None:
+    async def ask(engine: Engine) -> list[int]:
+        counts: list[int] = []
+
+        def hear(ids: list[int]) -> bool:
+            counts.append(engine.num_tokens)
+            return True
+
+        question = asking.question("long", 100)
+        await engine.generate(question, heard=hear, hear_every=32)
+        return [*counts, engine.num_tokens]
+
+    assert asking.run(ask) == [33, 65, 97, 100]
