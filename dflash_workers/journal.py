@@ -1,37 +1,57 @@
-"""What has ended of a batch, noted in Redis the moment it ends, for whoever holds the batch next.
+"""What a batch's holder leaves in Redis for the next one: turns that ended, and those half made.
 
-Written by rollout (keep), read at each claim (load) and before each turn is started (find). One
-hash per batch, one field per finished turn, the first row wins whoever wrote it. Rows hold ids and
-facts; text is decoded from the ids again. Redis away or full pauses the journal with a warning:
+Written by answering (keep, put), read at each claim (load) and before each turn is started (find).
+One hash per batch: `<prompt>:<turn>` holds a finished turn, the first row wins, whoever wrote it;
+`<prompt>:<turn>:partial` the whole of an unfinished one, replaced only by a longer one, refused and
+removed once the finished row stands. A row counts only for the ids that it was asked with. Whoever
+writes takes along what others wait to write. Redis away or full pauses the journal with a warning:
 rows are kept here, written once it answers, and the batch commits without it.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 import threading
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import islice
+from typing import cast
 
 import redis
 
 from dflash_workers.claims import Claim
-from dflash_workers.contract.errors import Corrupt, QueueUnavailable
+from dflash_workers.contract.errors import QueueUnavailable
 from dflash_workers.contract.hints import translated_redis
 from dflash_workers.contract.keys import JOURNAL_S, RedisKeys
-from dflash_workers.contract.lines import compress, decompress, dump, load
 from dflash_workers.contract.records import Answer
+from dflash_workers.notes import Ended, Note, Partial, digest_of, pack, rank_of, unpack
 
 log = logging.getLogger(__name__)
 
 PAUSE_S = 5.0  # with Redis away, how long no turn waits for it
+_WRITTEN_AT_ONCE = 64  # notes of some KB each: Redis is away for nobody else meanwhile
+_PARTIAL = ":partial"
 
-# KEYS: journal.  ARGV: field, row, lifetime (s).  Returns the row that stands.
-_NOTE = """
-redis.call('HSETNX', KEYS[1], ARGV[1], ARGV[2])
-redis.call('EXPIRE', KEYS[1], ARGV[3])
-return redis.call('HGET', KEYS[1], ARGV[1])
+# KEYS: journal.  ARGV: lifetime (s), then for each note: field of the finished turn, field of the
+# partial one, rank, row. Rank 0 is a finished turn; of partials the higher one stays.
+# Returns for each note the finished row that stands, or "".
+_WRITE = """
+local stand = {}
+for i = 2, #ARGV, 4 do
+  local field, partial, rank, row = ARGV[i], ARGV[i + 1], tonumber(ARGV[i + 2]), ARGV[i + 3]
+  if rank == 0 then
+    redis.call('HSETNX', KEYS[1], field, row)
+    redis.call('HDEL', KEYS[1], partial)
+  elseif redis.call('HEXISTS', KEYS[1], field) == 0 then
+    local noted = redis.call('HGET', KEYS[1], partial)
+    if not noted or tonumber(string.match(noted, '^%d+') or 0) < rank then
+      redis.call('HSET', KEYS[1], partial, row)
+    end
+  end
+  table.insert(stand, redis.call('HGET', KEYS[1], field) or '')
+end
+redis.call('EXPIRE', KEYS[1], ARGV[1])
+return stand
 """
 
 
@@ -49,76 +69,131 @@ class Journals:
         return Journal(self, self.keys.journal(claim.message.run, claim.name))
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Unwritten:
+    """A note that Redis doesn't have yet."""
+
+    rank: int
+    row: bytes
+    is_late: bool = False  # others followed it here: what stands already can't replace it
+
+
 class Journal:
-    """One batch's finished turns. Safe to share between threads."""
+    """One batch's turns. Safe to share between threads."""
 
     def __init__(self, journals: Journals, key: str) -> None:
         self._of = journals
         self._key = key
-        self._note = journals.redis.register_script(_NOTE)
-        self._rows: dict[str, Answer] = {}
-        self._unwritten: dict[str, bytes] = {}
+        self._write = journals.redis.register_script(_WRITE)
+        self._notes: dict[str, Note] = {}  # by field in Redis
+        self._unwritten: dict[str, _Unwritten] = {}  # by field in Redis
         self._paused_until = 0.0
-        self._lock = threading.Lock()
+        self._lock = threading.Lock()  # of the two dictionaries, never held for long
+        self._writing = threading.Lock()
 
     def load(self) -> None:
-        """Take in every row that is there. Due after each claim, before S3 is asked.
+        """Take in every note that is there. Due after each claim, before S3 is asked.
 
         Raises QueueUnavailable: without the journal, what has ended would be made again.
         """
         with translated_redis(self._of.where):
-            fields: dict[bytes, bytes] = self._of.redis.hgetall(self._key)  # type: ignore[assignment]
+            rows = cast("dict[bytes, bytes]", self._of.redis.hgetall(self._key))
+        found = {field.decode(): unpack(row) for field, row in rows.items()}
         with self._lock:
-            # Our own that are gone (Redis was emptied) are noted again with the next turn.
-            self._unwritten |= {
-                f: _pack(a) for f, a in self._rows.items() if f.encode() not in fields
-            }
-            for field, row in fields.items():
-                if answer := _unpack(row):
-                    self._rows.setdefault(field.decode(), answer)
+            for field, note in self._notes.items():
+                # Our own that are gone (Redis was emptied) are noted again with the next turn.
+                if isinstance(note, Ended) and field not in found:
+                    self._unwritten[field] = _Unwritten(0, pack(note), is_late=True)
+            for field, found_note in found.items():
+                self._take_in(field, found_note)
 
-    def known(self, prompt_key: str, turn: int) -> Answer | None:
-        """The finished turn, as far as this process knows."""
-        return self._rows.get(_field(prompt_key, turn))
+    def known(self, prompt_key: str, turn: int, input_ids: list[int]) -> Answer | None:
+        """The finished turn, if it was asked with these ids, as far as this process knows."""
+        ended = self._notes.get(_field(prompt_key, turn))
+        if not isinstance(ended, Ended) or ended.asked_digest != digest_of(input_ids):
+            return None
+        return replace(ended.answer, input_ids=input_ids)
 
-    def find(self, prompt_key: str, turn: int) -> Answer | None:
-        """The finished turn, looked up once more in Redis where it isn't known here."""
+    def find(self, prompt_key: str, turn: int, input_ids: list[int]) -> Answer | Partial | None:
+        """The turn, finished or not, if these ids were asked; looked up once more in Redis."""
         field = _field(prompt_key, turn)
-        if field not in self._rows and not self._is_paused():
-            try:
-                with translated_redis(self._of.where):
-                    row: bytes | None = self._of.redis.hget(self._key, field)  # type: ignore[assignment]
-            except QueueUnavailable as error:
-                self._pause(error)
-            else:
-                if row is not None and (answer := _unpack(row)):
-                    self._rows[field] = answer
-        return self._rows.get(field)
+        if field not in self._notes and not self._is_paused():
+            self._look_up([field, field + _PARTIAL])
+        if answer := self.known(prompt_key, turn, input_ids):
+            return answer
+        partial = self._notes.get(field + _PARTIAL)
+        if isinstance(partial, Partial) and partial.asked_digest == digest_of(input_ids):
+            return partial
+        return None
 
     def keep(self, prompt_key: str, answer: Answer) -> Answer:
-        """Note a turn that ended; return the one that stands, ours or an earlier one."""
-        field = _field(prompt_key, answer.turn)
-        with self._lock:
-            self._rows[field] = answer
-            self._unwritten[field] = _pack(answer)
-            if not self._is_paused():
-                self._write(field)
-            return self._rows[field]
+        """Note a turn that ended; return the one that stands, ours or an earlier one.
 
-    def _write(self, current: str) -> None:
-        """Write what is unwritten; take over what stands already for the current turn.
-
-        Turns written late were followed by others here, so those keep to our own.
+        An earlier one that was asked with other ids stands for nobody here: ours is returned.
         """
+        field = _field(prompt_key, answer.turn)
+        ended = Ended(digest_of(answer.input_ids), answer)
+        with self._lock:
+            self._notes[field] = ended
+            self._unwritten[field] = _Unwritten(0, pack(ended))
+            self._unwritten.pop(field + _PARTIAL, None)
+        self.flush()
+        return self.known(prompt_key, answer.turn, answer.input_ids) or answer
+
+    def put(self, prompt_key: str, partial: Partial) -> None:
+        """Note an unfinished turn with the next flush. Costs no round trip."""
+        field = _field(prompt_key, partial.turn) + _PARTIAL
+        unwritten = _Unwritten(rank_of(partial), pack(partial))
+        with self._lock:
+            self._unwritten[field] = unwritten
+
+    def flush(self) -> None:
+        """Write what is unwritten, of every turn; whoever waits here finds his own written."""
+        with self._writing:
+            if not self._is_paused():
+                with self._lock:
+                    waiting = iter(list(self._unwritten.items()))
+                try:
+                    while chunk := dict(islice(waiting, _WRITTEN_AT_ONCE)):
+                        self._write_all(chunk)
+                    return
+                except QueueUnavailable as error:
+                    self._pause(error)
+            with self._lock:
+                late = {f: replace(note, is_late=True) for f, note in self._unwritten.items()}
+                self._unwritten = late
+
+    def _look_up(self, fields: list[str]) -> None:
         try:
-            for field, row in list(self._unwritten.items()):
-                with translated_redis(self._of.where):
-                    stands = self._note(keys=[self._key], args=[field, row, JOURNAL_S])
-                del self._unwritten[field]
-                if field == current and stands != row and (answer := _unpack(stands)):
-                    self._rows[field] = answer
+            with translated_redis(self._of.where):
+                rows = cast("list[bytes | None]", self._of.redis.hmget(self._key, fields))
         except QueueUnavailable as error:
             self._pause(error)
+            return
+        with self._lock:
+            for field, row in zip(fields, rows, strict=True):
+                if row is not None:
+                    self._take_in(field, unpack(row))
+
+    def _write_all(self, notes: dict[str, _Unwritten]) -> None:
+        args: list[str | int | bytes] = [JOURNAL_S]
+        for field, note in notes.items():
+            ended_field = field.removesuffix(_PARTIAL)
+            args += [ended_field, ended_field + _PARTIAL, note.rank, note.row]
+        with translated_redis(self._of.where):
+            rows: list[bytes] = self._write(keys=[self._key], args=args)
+        with self._lock:
+            for (field, note), row in zip(notes.items(), rows, strict=True):
+                if self._unwritten.get(field) is note:
+                    del self._unwritten[field]
+                if note.rank == 0 and not note.is_late and row != note.row:
+                    self._notes.pop(field, None)
+                    self._take_in(field, unpack(row))
+
+    def _take_in(self, field: str, note: Note | None) -> None:
+        """A finished turn that is known here stays; a partial one gives way to what Redis has."""
+        if note and (isinstance(note, Partial) or field not in self._notes):
+            self._notes[field] = note
 
     def _is_paused(self) -> bool:
         return time.monotonic() < self._paused_until
@@ -130,17 +205,3 @@ class Journal:
 
 def _field(prompt_key: str, turn: int) -> str:
     return f"{prompt_key}:{turn}"
-
-
-def _pack(answer: Answer) -> bytes:
-    facts = dataclasses.replace(answer, content="", reasoning_content="", tool_calls=[])
-    return compress(dump(facts))
-
-
-def _unpack(row: bytes) -> Answer | None:
-    """None for a row that this version can't read: that turn is made again."""
-    try:
-        return load(Answer, decompress(row))
-    except Corrupt as error:
-        log.warning("journal row ignored: %s", error)
-        return None
