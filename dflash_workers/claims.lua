@@ -3,13 +3,14 @@
 --   KEYS[1]  pending:<run>      sorted set  batch -> since when (ms)
 --   KEYS[2]  inflight:<run>     sorted set  batch -> deadline (ms)
 --   KEYS[3]  lease:<run>:<b>    string      the holder's attempt id; expires with the deadline
---   KEYS[4]  journal:<run>:<b>  hash        finished rows
+--   KEYS[4]  journal:<run>:<b>  hash        turns, finished and not
+--   KEYS[5]  suspects:<run>:<b> hash        who was in an engine that died
 --   ARGV     verb, batch, then what the verb names
 --
 -- A batch is held exactly while its lease exists. A deadline that is over means: hand it over.
 -- Time is Redis' own, so that no two machines' clocks are compared.
 
-local pending, inflight, lease, journal = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
+local pending, inflight, lease, journal, suspects = unpack(KEYS)
 local verb, batch = ARGV[1], ARGV[2]
 local time = redis.call('TIME')
 local now_ms = time[1] * 1000 + math.floor(time[2] / 1000)
@@ -67,13 +68,13 @@ function verbs.settle(deadline_ms)
   return 1
 end
 
--- Only once a commit stands. Another's lease stays; with its deadline gone, its next renewal
--- answers 'again', upon which that holder asks S3, sees the commit and stops.
+-- Only once a commit stands or the run is cancelled. Another's lease stays; with its deadline
+-- gone, its next renewal answers 'again', upon which that holder asks S3, sees the commit and stops.
 function verbs.clear(attempt)
   if redis.call('GET', lease) == attempt then redis.call('DEL', lease) end
   redis.call('ZREM', pending, batch)
   redis.call('ZREM', inflight, batch)
-  redis.call('DEL', journal)
+  redis.call('DEL', journal, suspects)
   return 1
 end
 

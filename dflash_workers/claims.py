@@ -4,7 +4,7 @@ Called by tasks (claim), holds (renew), generate (release, clear) and the reaper
 hint; the claim is what counts, by Redis' own clock. Handing a batch over takes three steps, for
 release and reap alike: a new deadline, the hint, and inflight -> pending only if that deadline
 still stands. A claim in between keeps the batch; a crash in between is mended when the deadline is
-over. Clearing comes after a commit alone and leaves another holder's lease (see claims.lua).
+over. Clearing comes after a commit or a cancel and leaves another holder's lease (see claims.lua).
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ class Claims:
         return [name.decode() for name in names]
 
     def clear(self, claim: Claim) -> None:
-        """Forget a batch whose commit stands: claim, hints' memory, journal."""
+        """Forget a batch that has its commit or is cancelled: claim, hints' memory, notes."""
         self._call(claim.message.run, "clear", claim.name, claim.attempt)
 
     def _hand_over(self, message: BatchMessage, deadline_ms: int, queue: str) -> None:
@@ -118,4 +118,6 @@ class Claims:
 
 def _keys_of(keys: RedisKeys, run: str, name: str) -> list[str]:
     """The keys of claims.lua, in its order."""
-    return [keys.pending(run), keys.inflight(run), keys.lease(run, name), keys.journal(run, name)]
+    of_run = [keys.pending(run), keys.inflight(run)]
+    of_batch = [keys.lease(run, name), keys.journal(run, name), keys.suspects(run, name)]
+    return of_run + of_batch

@@ -12,14 +12,17 @@ from typing import Annotated, NoReturn
 
 import typer
 
+from dflash_workers.answering import MAX_TOOL_ROUNDS
 from dflash_workers.contract.errors import BadInput
 from dflash_workers.contract.hints import check_redis, open_hints
 from dflash_workers.contract.settings import load_settings
 from dflash_workers.contract.store import open_store
 from dflash_workers.contract.terminal import err, report
 from dflash_workers.logs import set_up_logs
+from dflash_workers.opening import NOTE_EVERY, Options
 from dflash_workers.status import read_status
-from dflash_workers.worker import Options, Worker
+from dflash_workers.vitals import Limits
+from dflash_workers.worker import Worker
 
 app = typer.Typer()
 
@@ -38,14 +41,26 @@ def worker(
     batches: Annotated[
         int, typer.Option(help="Batches at once; 0: enough to keep the engine full.", min=0)
     ] = 0,
+    note_every: Annotated[
+        int,
+        typer.Option(help="Tokens of an answer between notes for who comes after; 0: none.", min=0),
+    ] = NOTE_EVERY,
+    max_tool_rounds: Annotated[
+        int, typer.Option(help="Tool calls answered per turn; more is a loop.", min=0)
+    ] = MAX_TOOL_ROUNDS,
     wait_s: Annotated[float, typer.Option(help="Seconds to wait for the engine.", min=0)] = 60.0,
+    grace_s: Annotated[
+        float,
+        typer.Option(help="Seconds for running prompts to end, once told to go.", min=0),
+    ] = 0.0,
     idle_exit_s: Annotated[
         float, typer.Option(help="Leave after so many seconds without work; 0: never.", min=0)
     ] = 0.0,
 ) -> None:
     """Turn queued batches into commits, through one SGLang server.
 
-    Checks Redis, S3, the run, the model and the engine first. SIGTERM gives running batches back.
+    Checks Redis, S3, the run, the model and the engine first. SIGTERM, Ctrl-C or a spot notice
+    gives running batches back, half-finished answers noted; a second signal leaves at once.
 
     Example: dflash-fleet worker --run qwen3-8b --model /models/Qwen3-8B
     """
@@ -57,9 +72,15 @@ def worker(
         "max_in_flight": max_in_flight,
         "slot": slot,
     }
-    settings = load_settings(flags)
-    process = Worker(settings, Options(wait_s=wait_s, idle_exit_s=idle_exit_s))
-    raise typer.Exit(_run_celery(process, batches or _batches_for(settings.max_in_flight)))
+    options = Options(
+        wait_s=wait_s,
+        grace_s=grace_s,
+        num_batches=batches,
+        note_every=note_every,
+        max_tool_rounds=max_tool_rounds,
+        vitals=Limits(idle_exit_s=idle_exit_s),
+    )
+    raise typer.Exit(_run_celery(Worker(load_settings(flags), options)))
 
 
 @app.command()
@@ -103,19 +124,10 @@ def flower(
     os.execve(sys.executable, command, environ)
 
 
-def _run_celery(process: Worker, num_batches: int) -> int:
+def _run_celery(process: Worker) -> int:
     """Until a signal ends it; the exit code."""
-    options = [
-        "--pool=threads",
-        f"--concurrency={num_batches}",
-        "--without-gossip",
-        "--without-mingle",
-        f"--hostname={process.site.slot}@%h",
-    ]
+    # Workers need to know nothing of each other, and a consumer that listens to them goes deaf with
+    # the connection (see celeryconfig).
+    options = ["--without-gossip", "--without-mingle", f"--hostname={process.site.slot}@%h"]
     exit_code: int | None = process.make_app().start(["--quiet", "worker", *options])
     return exit_code or 0
-
-
-def _batches_for(max_in_flight: int) -> int:
-    """Batches of 64 that fill the engine, and two whose start covers the others' tails."""
-    return 2 + -(-max_in_flight // 64)

@@ -1,9 +1,11 @@
 """One batch, from claim to commit: what is noted, what is left, the data, the one commit.
 
 From <- tasks, with a claim just made; to -> S3 (data, commit). Its thread waits on the batch's hold
-for news while the event loop asks the engine. The order after each claim is fixed: the journal,
-then S3, because after another's commit the journal is empty. Whatever ends this early hands the
-batch over, unless another holds it already. Nothing is deleted here: a late commit could name it.
+for news while the event loop asks the engine. The order after each claim is fixed: what others
+noted, then S3, because after another's commit the journal is empty. Whatever ends this early hands
+the batch over, unless another holds it already. Nothing is deleted here: a late commit could name
+it. While S3 is away the data stays in memory and nowhere else: each turn is journalled, so that
+the next holder of a batch whose worker dies now makes the same data again without the engine.
 """
 
 from __future__ import annotations
@@ -13,20 +15,19 @@ import logging
 import time
 from dataclasses import dataclass
 
-from dflash_workers.claims import Claim, Claims
+from dflash_workers.answering import Desk
+from dflash_workers.claims import Claim
 from dflash_workers.contract.commit import publish, read_commit, seal_rows
 from dflash_workers.contract.errors import (
+    Cancelled,
     Draining,
     FleetError,
     LeaseLost,
     Missing,
-    PromptRejected,
     QueueUnavailable,
     Transient,
 )
-from dflash_workers.contract.hints import Hints
 from dflash_workers.contract.keys import RunKeys
-from dflash_workers.contract.lines import load_lines
 from dflash_workers.contract.records import (
     SCHEMA_VERSION,
     BatchMessage,
@@ -35,33 +36,19 @@ from dflash_workers.contract.records import (
     Rejection,
     Row,
 )
-from dflash_workers.contract.store import Store
-from dflash_workers.engine import Engine
-from dflash_workers.holds import Hold, Holds, News
-from dflash_workers.journal import Journal, Journals
-from dflash_workers.rollout import Desk, roll_out
-from dflash_workers.runs import Run, Runs
+from dflash_workers.holds import Hold, News
+from dflash_workers.journal import Journal
+from dflash_workers.poison import Case
+from dflash_workers.reading import Reader
+from dflash_workers.rounds import Fate, Rounds
+from dflash_workers.runs import Run
+from dflash_workers.worksite import Site
 
 log = logging.getLogger(__name__)
 
-_ABORT_S = 1.5  # for requests in flight to be aborted, within a 2 s goodbye
+_ABORT_S = 1.5  # for requests in flight to be aborted and noted, within a 2 s goodbye
+_CANCEL_S = 0.2  # more, for those that don't end by themselves
 _PUBLISH_AGAIN_S = 5.0  # with S3 away; it has retried inside before that
-
-
-@dataclass(frozen=True, slots=True)
-class Site:
-    """What this process works with."""
-
-    slot: str
-    queue: str
-    store: Store
-    hints: Hints
-    claims: Claims
-    holds: Holds
-    journals: Journals
-    runs: Runs
-    engine: Engine
-    loop: asyncio.AbstractEventLoop  # where the engine lives
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,54 +60,74 @@ class Batch:
     prompts: list[Prompt]
 
 
+@dataclass(frozen=True, slots=True)
+class Work:
+    """A claimed batch, and what is noted of it."""
+
+    batch: Batch
+    hold: Hold
+    journal: Journal
+    case: Case
+
+
 def open_batch(message: BatchMessage, site: Site) -> Batch:
     """Raises Missing, BadInput, Corrupt where there is no such plan for this worker."""
-    run = site.runs.open(message.run)
-    key = RunKeys(message.run).prompts(message.segment, message.batch)
-    return Batch(message, run, load_lines(Prompt, site.store.get(key)))
+    return Batch(message, site.runs.open(message.run), site.runs.prompts(message))
 
 
 def generate(batch: Batch, claim: Claim, site: Site) -> Commit:
     """Work the claimed batch off; return the commit that stands, ours or another's.
 
-    Raises LeaseLost, or, with the batch handed over, Draining or what went wrong.
+    Raises LeaseLost; Cancelled, with the claim cleared; or, with the batch handed over, Draining
+    or what went wrong.
     """
     try:
         with site.holds.holding(claim) as hold:
-            journal = site.journals.open(claim)
-            journal.load()
-            commit = _standing_commit(batch, site) or _make_commit(batch, journal, hold, site)
+            work = Work(batch, hold, site.journals.open(claim), site.suspects.open(claim))
+            commit = _look(work, site) or _make_commit(work, site)
     except LeaseLost:
+        raise
+    except Cancelled:
+        _clear(claim, site)
         raise
     except FleetError:
         site.claims.release(claim, site.queue)
         raise
-    try:
-        site.claims.clear(claim)
-    except QueueUnavailable as error:
-        log.warning("%s is committed; whoever claims it next will clear it: %s", claim.name, error)
+    _clear(claim, site)
     return commit
 
 
-def _standing_commit(batch: Batch, site: Site) -> Commit | None:
-    message = batch.message
+def _clear(claim: Claim, site: Site) -> None:
     try:
-        return read_commit(site.store, message.run, message.segment, message.batch)
+        site.claims.clear(claim)
+    except QueueUnavailable as error:
+        log.warning("%s is over; whoever hears of it next will clear it: %s", claim.name, error)
+
+
+def _look(work: Work, site: Site) -> Commit | None:
+    """All that is due after a claim: what is noted, then whether somebody committed."""
+    work.journal.load()
+    work.case.load()
+    message = work.batch.message
+    try:
+        with site.gate.recording("store"):
+            return read_commit(site.store, message.run, message.segment, message.batch)
     except Missing:
         return None
 
 
-def _make_commit(batch: Batch, journal: Journal, hold: Hold, site: Site) -> Commit:
+def _make_commit(work: Work, site: Site) -> Commit:
     started_at = time.time()
-    fates = _answer_all(batch, journal, hold, site)
+    desk = _make_desk(work, site)
+    with work.case.attending():
+        fates = _answer_all(work, desk, site)
     if isinstance(fates, Commit):
         return fates
     rows = [fate for fate in fates if isinstance(fate, Row)]
     rejected = [fate for fate in fates if isinstance(fate, Rejection)]
-    assert len(rows) + len(rejected) == len(batch.prompts)
     body, sha256 = seal_rows(rows)
     answers = [answer for row in rows for answer in row.answers]
-    message, attempt = batch.message, hold.claim.attempt
+    message, attempt = work.batch.message, work.hold.claim.attempt
     commit = Commit(
         schema=SCHEMA_VERSION,
         run=message.run,
@@ -138,80 +145,89 @@ def _make_commit(batch: Batch, journal: Journal, hold: Hold, site: Site) -> Comm
         finished_at=time.time(),
         worker=site.slot,
         engine=asyncio.run_coroutine_threadsafe(site.engine.facts(), site.loop).result(),
+        notes=dict(desk.counts),
     )
-    return _publish(commit, body, hold, site)
+    return _publish(commit, body, work, site)
 
 
-def _answer_all(
-    batch: Batch, journal: Journal, hold: Hold, site: Site
-) -> list[Row | Rejection] | Commit:
+def _make_desk(work: Work, site: Site) -> Desk:
+    run, habits = work.batch.run, site.habits
+    # A note before the limit would save nothing that the end doesn't, and make the engine stream.
+    note_every = habits.note_every if habits.note_every < run.spec.sampling.max_new_tokens else 0
+    return Desk(
+        run.spec,
+        Reader(run.chat),
+        site.engine,
+        work.journal,
+        on_turn=work.case.note_progress,
+        max_tool_rounds=habits.max_tool_rounds,
+        note_every=note_every,
+    )
+
+
+def _answer_all(work: Work, desk: Desk, site: Site) -> list[Fate] | Commit:
     """Every prompt's fate, in the plan's order; or the commit, if another made it meanwhile."""
-    desk = Desk(batch.run.spec, batch.run.chat, site.engine, journal)
-    work = asyncio.run_coroutine_threadsafe(_all_fates(batch.prompts, desk, hold), site.loop)
+    hold, slots = work.hold, site.habits.max_in_flight
+    rounds = Rounds(work.batch.prompts, desk, work.case, site.gate, slots)
+    answering = asyncio.run_coroutine_threadsafe(_all_fates(rounds, hold), site.loop)
     news: News | None = None
     try:
         while (news := hold.wait()) is not News.ENDED:
             _stop_if_told(news, hold)
-            if commit := _look_again(batch, journal, hold, site):
+            if news is News.CLOSING:
+                site.loop.call_soon_threadsafe(rounds.close)
+            elif commit := _look_again(work, site):
                 return commit
-        return work.result()
+        return answering.result()
     finally:
         if news is not News.ENDED:
-            work.cancel()
-            _wait_for_end(hold)
+            site.loop.call_soon_threadsafe(rounds.leave)
+            if not _has_ended(hold, _ABORT_S):
+                answering.cancel()
+                _has_ended(hold, _CANCEL_S)
+            work.journal.flush()
 
 
-async def _all_fates(prompts: list[Prompt], desk: Desk, hold: Hold) -> list[Row | Rejection]:
-    """Ends when every prompt has ended: one that fails leaves the others to be noted."""
+async def _all_fates(rounds: Rounds, hold: Hold) -> list[Fate]:
     try:
-        fates = await asyncio.gather(*(_fate(p, desk) for p in prompts), return_exceptions=True)
+        return await rounds.fates()
     finally:
         hold.tell(News.ENDED)
-    ended: list[Row | Rejection] = []
-    for fate in fates:
-        if isinstance(fate, BaseException):
-            raise fate
-        ended.append(fate)
-    return ended
-
-
-async def _fate(prompt: Prompt, desk: Desk) -> Row | Rejection:
-    try:
-        return await roll_out(prompt, desk)
-    except PromptRejected as error:
-        return Rejection(prompt.key, prompt.id, error.reason, error.detail)
 
 
 def _stop_if_told(news: News | None, hold: Hold) -> None:
     if news is News.LOST:
         raise LeaseLost(f"{hold.claim.name}: another worker holds it now")
+    if news is News.CANCELLED:
+        raise Cancelled(f"{hold.claim.name}: run {hold.claim.message.run!r} is cancelled: given up")
     if news is News.DRAIN:
         raise Draining(f"{hold.claim.name}: this worker is leaving")
 
 
-def _look_again(batch: Batch, journal: Journal, hold: Hold, site: Site) -> Commit | None:
-    """All that is due after a claim, for a claim that was taken again while it was worked on."""
+def _look_again(work: Work, site: Site) -> Commit | None:
+    """For a claim that was taken again while it was worked on."""
     try:
-        journal.load()
-        return _standing_commit(batch, site)
+        return _look(work, site)
     except Transient as error:
-        log.warning("%s: will look again: %s", hold.claim.name, error)
-        hold.in_doubt = True
+        log.warning("%s: will look again: %s", work.hold.claim.name, error)
+        work.hold.in_doubt = True
         return None
 
 
-def _wait_for_end(hold: Hold) -> None:
-    deadline = time.monotonic() + _ABORT_S
+def _has_ended(hold: Hold, within_s: float) -> bool:
+    deadline = time.monotonic() + within_s
     while (left_s := deadline - time.monotonic()) > 0:
         if hold.wait(left_s) is News.ENDED:
-            return
+            return True
+    return False
 
 
-def _publish(commit: Commit, body: bytes, hold: Hold, site: Site) -> Commit:
+def _publish(commit: Commit, body: bytes, work: Work, site: Site) -> Commit:
     """With S3 away, wait for it: the same bytes again and again, while the batch is ours."""
     while True:
         try:
-            return publish(site.store, commit, body)
+            with site.gate.recording("store"):
+                return publish(site.store, commit, body)
         except Transient as error:
-            log.warning("%s: not committed yet: %s", hold.claim.name, error)
-        _stop_if_told(hold.wait(_PUBLISH_AGAIN_S), hold)
+            log.warning("%s: not committed yet: %s", work.hold.claim.name, error)
+        _stop_if_told(work.hold.wait(_PUBLISH_AGAIN_S), work.hold)

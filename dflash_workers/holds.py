@@ -27,7 +27,9 @@ class News(Enum):
 
     AGAIN = "again"  # claimed anew: read the journal, then ask S3
     LOST = "lost"  # another holds the batch: stop
-    DRAIN = "drain"  # this process is leaving: give the batch back
+    CLOSING = "closing"  # this process will leave: start nothing new, let end what can
+    DRAIN = "drain"  # it leaves now: give the batch back
+    CANCELLED = "cancelled"  # the run is: drop the batch
     ENDED = "ended"  # the holder's own work is over
 
 
@@ -57,7 +59,7 @@ class Holds:
     """All holds of this process. `claims` must have a connection that nobody else uses."""
 
     def __init__(self, claims: Claims) -> None:
-        self.draining = threading.Event()
+        self.draining = threading.Event()  # set: nothing new is claimed, and what is goes back
         self._claims = claims
         self._held: dict[str, Hold] = {}  # by attempt
         self._stop = threading.Event()
@@ -71,11 +73,25 @@ class Holds:
         self._stop.set()
         self._thread.join(timeout_s)
 
-    def drain(self) -> None:
-        """Tell every holder, present and to come, that this process is leaving."""
-        self.draining.set()
+    def tell(self, news: News) -> None:
+        """Every holder."""
         for hold in list(self._held.values()):
-            hold.tell(News.DRAIN)
+            hold.tell(news)
+
+    def drain(self) -> None:
+        """Tell every holder, present and to come, that this process is leaving now."""
+        self.draining.set()
+        self.tell(News.DRAIN)
+
+    def cancel(self, run: str) -> None:
+        """Tell the run's holders that it is cancelled. Safe to repeat."""
+        for hold in list(self._held.values()):
+            if hold.claim.message.run == run:
+                hold.tell(News.CANCELLED)
+
+    def runs(self) -> set[str]:
+        """The runs that something is held of."""
+        return {hold.claim.message.run for hold in list(self._held.values())}
 
     def __len__(self) -> int:
         return len(self._held)

@@ -80,8 +80,13 @@ class Meter:
         self._segments.add(key)
         self._planned |= {(segment.number, planned.batch) for planned in segment.batches}
         self._is_sealed |= segment.sealed
-        num_prompts = sum(len(planned.prompt_keys) for planned in segment.batches)
-        self._sum = replace(self._sum, total=self._sum.total + num_prompts)
+        sizes = [(planned.generation, len(planned.prompt_keys)) for planned in segment.batches]
+        # A prompt that is planned again was counted before, as a rejected one.
+        num_new = sum(size for generation, size in sizes if generation == 0)
+        num_again = sum(size for generation, size in sizes if generation > 0)
+        self._sum = replace(
+            self._sum, total=self._sum.total + num_new, failed=self._sum.failed - num_again
+        )
 
     def _add_commit(self, commit: Commit) -> None:
         self._committed.add((commit.segment, commit.batch))

@@ -1,24 +1,29 @@
 """The runs that this worker serves: all that share its target.
 
-From <- run.json in S3; to -> tasks and generate. A run of another target is refused, so that two
-models' outputs never mix, whatever lands in the queue.
+From <- run.json, the plan and the control log in S3; to -> tasks and generate. A run of another
+target is refused, so that two models' outputs never mix, whatever lands in the queue.
 """
 
 from __future__ import annotations
 
+import threading
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import celeryconfig
 from dflash_workers.contract.chat import Chat, load_tokenizer, tokenizer_sha256
+from dflash_workers.contract.control import Control, RunState
 from dflash_workers.contract.errors import BadInput, Missing
-from dflash_workers.contract.keys import RunKeys
-from dflash_workers.contract.lines import load
-from dflash_workers.contract.records import SCHEMA_VERSION, RunSpec
+from dflash_workers.contract.plan import read_prompts, read_segments, read_spec
+from dflash_workers.contract.records import BatchMessage, PlannedBatch, Prompt, RunSpec, Segment
 from dflash_workers.contract.store import Store
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+_SEGMENTS_KEPT = 2  # batches come in the order of the plan; a segment may be 10 MB
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +32,7 @@ class Run:
 
     spec: RunSpec
     chat: Chat
+    control: Control
 
 
 class Runs:
@@ -37,6 +43,10 @@ class Runs:
         self._target = first.target
         self._tokenizer = tokenizer
         self._open: dict[str, Run] = {}
+        self._segments: dict[tuple[str, int], tuple[Segment, dict[str, PlannedBatch]]] = {}
+        self._queues: dict[str, str] = {}  # by run, those of other targets too
+        self._dropped: Counter[str] = Counter()
+        self._lock = threading.Lock()
         self._add(first)
 
     def __iter__(self) -> Iterator[str]:
@@ -51,22 +61,53 @@ class Runs:
             self._add(spec)
         return self._open[run]
 
+    def queue_of(self, run: str) -> str:
+        """Where the run's hints belong, this worker's target or another. Raises Missing."""
+        if run not in self._queues:
+            target = read_spec(self._store, run).target
+            self._queues[run] = celeryconfig.generate_queue(target.fingerprint())
+        return self._queues[run]
+
+    def state(self, run: str) -> RunState:
+        """Whether the run's batches are to be worked on, as of now."""
+        opened = self.open(run)
+        with self._lock:
+            return opened.control.state()
+
+    def count_dropped(self, run: str) -> int:
+        """Count one more hint dropped, because its run is not active; return the run's count."""
+        with self._lock:
+            self._dropped[run] += 1
+            return self._dropped[run]
+
+    @property
+    def num_dropped(self) -> int:
+        """Hints dropped so far, of all runs together."""
+        return self._dropped.total()
+
+    def prompts(self, message: BatchMessage) -> list[Prompt]:
+        """The batch's prompts. Raises Missing where no plan has such a batch, Corrupt."""
+        segment, batches = self._segment(message.run, message.segment)
+        if message.batch not in batches:
+            raise Missing(f"run {message.run!r}: segment {message.segment} has no {message.batch}")
+        return read_prompts(self._store, segment, batches[message.batch])
+
+    def _segment(self, run: str, number: int) -> tuple[Segment, dict[str, PlannedBatch]]:
+        with self._lock:
+            found = self._segments.get((run, number))
+            if found is None:
+                segment = next(read_segments(self._store, run, number), None)
+                if segment is None:
+                    raise Missing(f"run {run!r} has no segment {number}")
+                found = segment, {batch.batch: batch for batch in segment.batches}
+                while len(self._segments) >= _SEGMENTS_KEPT:
+                    del self._segments[next(iter(self._segments))]
+                self._segments[run, number] = found
+            return found
+
     def _add(self, spec: RunSpec) -> None:
-        chat = Chat(self._tokenizer, spec.chat_template, spec.template_kwargs)
-        self._open[spec.run] = Run(spec, chat)
-
-
-def read_spec(store: Store, run: str) -> RunSpec:
-    """run.json. Raises Missing, Corrupt, BadInput."""
-    try:
-        spec = load(RunSpec, store.get(RunKeys(run).spec))
-    except Missing as error:
-        raise Missing(
-            f"run {run!r} is not planned: `dflash-fleet enqueue` first: {error}"
-        ) from error
-    if spec.schema != SCHEMA_VERSION:
-        raise BadInput(f"run {run!r} has schema {spec.schema}, this is {SCHEMA_VERSION}")
-    return spec
+        chat = Chat(self._tokenizer, spec.chat_template, spec.template_kwargs, spec.control_tokens)
+        self._open[spec.run] = Run(spec, chat, Control(self._store, spec.run))
 
 
 def open_runs(store: Store, run: str, model_dir: str) -> Runs:

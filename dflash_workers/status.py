@@ -9,10 +9,10 @@ from typing import Any
 
 import celeryconfig
 from dflash_workers.contract.hints import Hints, translated_redis
+from dflash_workers.contract.plan import read_spec
 from dflash_workers.contract.records import Json, encode
 from dflash_workers.contract.store import Store
 from dflash_workers.progress import measure
-from dflash_workers.runs import read_spec
 
 
 def read_status(store: Store, hints: Hints, run: str) -> Json:

@@ -1,12 +1,15 @@
 """The Celery task: a hint comes in, a batch is claimed and worked off, one line is logged.
 
 From <- the queue; to -> generate. The outermost frame of a batch: nothing raised below leaves it. A
-hint that can never be worked on here (unknown schema, run or plan) goes to a dead-letter list with
-its reason; a hint that can't be worked on now goes back, after a pause.
+hint that can never be worked on (unknown schema, run or plan) goes to a dead-letter list with its
+reason; one of another target goes to that target's queue; one that can't be worked on now goes
+back, and this slot takes nothing until it could be. A hint of a paused or cancelled run is dropped
+before the claim: `resume` sends it again.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 
@@ -14,14 +17,16 @@ import celery
 import orjson
 
 import celeryconfig
+from dflash_workers.claims import Claim
+from dflash_workers.contract.control import RunState
 from dflash_workers.contract.errors import (
     BadInput,
+    Cancelled,
     Corrupt,
     Draining,
     FleetError,
     LeaseLost,
     Missing,
-    Transient,
 )
 from dflash_workers.contract.hints import translated_redis
 from dflash_workers.contract.keys import DEAD_KEPT, batch_name
@@ -33,33 +38,38 @@ from dflash_workers.contract.records import (
     decode,
     encode,
 )
-from dflash_workers.generate import Batch, Site, generate, open_batch
+from dflash_workers.generate import Batch, generate, open_batch
+from dflash_workers.worksite import DEAD, FOREIGN, RECEIVED, Site
 
 log = logging.getLogger(__name__)
 
 PAUSE_S = 10.0  # before this slot takes more, after something outside failed
+_FOREIGN_PAUSE_S = 1.0  # two workers that disagree about a run's target must not play ball
+_A_LINE_EACH = 1000  # a paused run may have tens of thousands of hints waiting
 
 
 def register(app: celery.Celery, site: Site) -> None:
     """Make `site` answer the app's messages."""
 
     @app.task(name=celeryconfig.GENERATE_TASK)
-    def generate_task(**facts: object) -> None:
-        take(facts, site)
+    def generate_task(*unexpected: object, **facts: object) -> None:
+        take(facts | {"args": unexpected} if unexpected else facts, site)
 
 
 def take(facts: Json, site: Site, *, pause_s: float = PAUSE_S) -> None:
     """One hint, to its end."""
-    try:
-        message = _message(facts, site)
-        if message is not None:
-            _work(message, site, pause_s)
-    except FleetError as error:
-        log.warning("hint dropped, reconcile will send it again: %s", error)
-        site.holds.draining.wait(pause_s)
-    except Exception:
-        log.exception("hint %s: unexpected; its claim lapses and another tries", facts)
-        site.holds.draining.wait(pause_s)
+    site.tally.add(RECEIVED)
+    with site.tally.busy():
+        try:
+            message = _message(facts, site)
+            if message is not None:
+                _work(message, site, pause_s)
+        except FleetError as error:
+            log.warning("hint dropped, reconcile will send it again: %s", error)
+            site.holds.draining.wait(pause_s)
+        except Exception:
+            log.exception("hint %s: unexpected; its claim lapses and another tries", facts)
+            site.holds.draining.wait(pause_s)
 
 
 def _message(facts: Json, site: Site) -> BatchMessage | None:
@@ -76,23 +86,24 @@ def _message(facts: Json, site: Site) -> BatchMessage | None:
 
 
 def _work(message: BatchMessage, site: Site, pause_s: float) -> None:
-    if site.holds.draining.is_set():
+    if site.holds.draining.is_set() or site.gate.why_closed():
         site.hints.give_back(message, site.queue)
+        site.gate.wait_open(site.holds.draining)
         return
     try:
         batch = _open(message, site)
-        claim = site.claims.claim(message) if batch else None
-    except Transient as error:
+        claim = _claim(message, site) if batch else None
+    except FleetError as error:
         log.warning("hint goes back: %s", error)
         site.holds.draining.wait(pause_s)
         site.hints.give_back(message, site.queue)
         return
-    if batch is None or claim is None:  # no such batch, or another holds it
+    if batch is None or claim is None:  # nothing to work on, or another holds it
         return
     started = time.monotonic()
     try:
         commit = generate(batch, claim, site)
-    except (Draining, LeaseLost) as error:
+    except (Draining, Cancelled, LeaseLost) as error:
         log.info("%s", error)
     except FleetError as error:
         log.warning("%s given back: %s", claim.name, error)
@@ -102,16 +113,50 @@ def _work(message: BatchMessage, site: Site, pause_s: float) -> None:
 
 
 def _open(message: BatchMessage, site: Site) -> Batch | None:
+    """The batch; None where it is not to be worked on, or never can be by this worker."""
     try:
-        return open_batch(message, site)
+        with site.gate.recording("store"):
+            home = site.runs.queue_of(message.run)
+        if home != site.queue:
+            _send_home(message, home, site)
+            return None
+        with site.gate.recording("store"):
+            state = site.runs.state(message.run)
+            if state is RunState.ACTIVE:
+                return open_batch(message, site)
+        _note_dropped(message, state, site)
+        return None
     except (Missing, BadInput, Corrupt) as error:
         _bury("plan", encode(message), error, site)
         return None
 
 
+def _claim(message: BatchMessage, site: Site) -> Claim | None:
+    """Once the engine is known to be the run's."""
+    if not site.gate.is_admitted(message.run):
+        admitting = site.gate.admit(message.run)
+        asyncio.run_coroutine_threadsafe(admitting, site.loop).result()
+    return site.claims.claim(message)
+
+
+def _send_home(message: BatchMessage, home: str, site: Site) -> None:
+    num_foreign = site.tally.add(FOREIGN)
+    if num_foreign == 1 or num_foreign % _A_LINE_EACH == 0:
+        log.warning("run %r is of another target: %d hints sent home", message.run, num_foreign)
+    site.hints.offer([message], home)
+    site.holds.draining.wait(_FOREIGN_PAUSE_S)
+
+
+def _note_dropped(message: BatchMessage, state: RunState, site: Site) -> None:
+    num_dropped = site.runs.count_dropped(message.run)
+    if num_dropped == 1 or num_dropped % _A_LINE_EACH == 0:
+        log.info("run %r is %s: %d hints dropped", message.run, state.value, num_dropped)
+
+
 def _bury(reason: str, facts: Json, error: FleetError, site: Site) -> None:
     """Keep the hint for people. No claim was made, so a batch that is planned comes back."""
     log.error("dead letter (%s): %s", reason, error)
+    site.tally.add(DEAD)
     key = site.hints.keys.dead(reason)
     letter = orjson.dumps({"message": facts, "error": str(error), "at": time.time()})
     with translated_redis(site.hints.where):

@@ -51,3 +51,10 @@ def is_committed_once(store: Store, message: BatchMessage) -> bool:
 def left_in_redis(client: redis.Redis, hints: Hints) -> list[str]:
     keys = [key.decode() for key in client.scan_iter(f"{hints.keys.prefix}*")]
     return [key for key in keys if ":worker:" not in key and ":progress:" not in key]
+
+
+def cut_off(client: redis.Redis) -> None:
+    """Have the client find nobody at Redis' address from now on."""
+    client.connection_pool.connection_kwargs["port"] = 1
+    client.connection_pool.disconnect()
+    client.connection_pool.reset()  # else old connections would be made anew, with the old port

@@ -119,6 +119,7 @@ def test_the_vocabulary_needs_only_the_standard_library(module: str) -> None:
         (CONTRACT + ".records", ["boto3", "celery", "torch", "transformers"]),
         (CONTRACT + ".commit", ["celery", "torch", "transformers"]),
         ("producer.plan", ["torch"]),
+        ("producer.api", ["torch", "transformers"]),
         ("dflash_workers.tasks", ["torch", "sglang"]),
         ("trainer.tokens.build", ["torch", "celery"]),
         ("fleet", ["torch"]),

@@ -13,14 +13,17 @@ import pytest
 from dflash_workers.claims import Timing
 from dflash_workers.contract.chat import Chat, load_tokenizer, own_template, tokenizer_sha256
 from dflash_workers.contract.hints import Hints
-from dflash_workers.contract.records import RunSpec, Sampling, Target
+from dflash_workers.contract.records import SCHEMA_VERSION, RunSpec, Sampling, Target
 from dflash_workers.contract.settings import Settings
 from dflash_workers.contract.store import Store
 from dflash_workers.engine import Patience
-from dflash_workers.worker import Options, Worker
+from dflash_workers.opening import Options
+from dflash_workers.worker import Worker
 from tests.fake_engine import FakeEngine
 from tests.planned import Plan
 from tests.tiny_model import CONTEXT_LEN, VOCAB_SIZE, make_tiny_model
+
+CANARY_QUESTION = "How many legs have three spiders?"
 
 SHORT = Timing(lease_ms=1200, handover_ms=500, reap_every_s=0.1)
 IMPATIENT = Patience(request_s=1.0, token_s=0.0, away_s=0.5, backoff_s=0.05, max_backoff_s=0.1)
@@ -40,8 +43,8 @@ def tokenizer(model_dir: Path) -> Any:
 
 @pytest.fixture
 def engine(tokenizer: Any) -> Iterator[FakeEngine]:
-    """An engine that does what the prompt says."""
-    with FakeEngine(tokenizer) as engine:
+    """An engine that does what the prompt says; what a worker asks at its start is not counted."""
+    with FakeEngine(tokenizer, unheard=CANARY_QUESTION) as engine:
         yield engine
 
 
@@ -60,19 +63,20 @@ def spec(model_dir: Path, redis_settings: Settings, tokenizer: Any) -> RunSpec:
     )
     stop = tokenizer.convert_tokens_to_ids("<|im_end|>")
     return RunSpec(
-        schema=1,
+        schema=SCHEMA_VERSION,
         run=redis_settings.run,
         target=target,
-        chat_template=own_template(str(model_dir)),
+        chat_template=own_template(tokenizer),
         template_kwargs={},
         sampling=Sampling(0.7, 0.95, 20, max_new_tokens=64, stop_token_ids=[stop]),
         multi_turn="rollout",
+        control_tokens="escape",
     )
 
 
 @pytest.fixture
 def chat(spec: RunSpec, tokenizer: Any) -> Chat:
-    return Chat(tokenizer, spec.chat_template, spec.template_kwargs)
+    return Chat(tokenizer, spec.chat_template, spec.template_kwargs, spec.control_tokens)
 
 
 @pytest.fixture

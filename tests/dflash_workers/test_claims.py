@@ -197,6 +197,7 @@ def test_a_cleared_batch_leaves_nothing_behind(
     hints.offer([message], QUEUE)
     claim = claimed(claims, message)
     redis_client.hset(hints.keys.journal("run", claim.name), "k:0", "row")
+    redis_client.hset(hints.keys.suspects("run", claim.name), "death:1", "whose")
 
     claims.clear(claim)
 

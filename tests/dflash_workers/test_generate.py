@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import time
 
 import pytest
 import redis
@@ -17,19 +18,21 @@ from dflash_workers.contract.commit import (
 from dflash_workers.contract.errors import StoreUnavailable
 from dflash_workers.contract.hints import Hints
 from dflash_workers.contract.keys import RunKeys, batch_name
-from dflash_workers.contract.records import Answer, BatchMessage, Commit, Prompt, Row
+from dflash_workers.contract.records import Answer, BatchMessage, Commit, Prompt, Row, Turn
 from dflash_workers.contract.store import Store
+from dflash_workers.holds import News
 from dflash_workers.journal import Journal
 from tests.batches import (
     MakeWorker,
     commit_of,
+    cut_off,
     is_committed,
     is_committed_once,
     left_in_redis,
     until,
     work,
 )
-from tests.dflash_workers.conftest import OPTIONS
+from tests.dflash_workers.conftest import IMPATIENT, OPTIONS
 from tests.fake_engine import FakeEngine
 from tests.planned import Plan, prompt
 
@@ -53,6 +56,7 @@ def test_a_batch_is_answered_committed_and_forgotten(
     assert commit.output_tokens == sum(len(a.output_ids) for a in answers)
     assert commit.input_tokens == sum(len(a.input_ids) for a in answers)
     assert commit.engine["version"] == "0.5.17-fake"
+    assert commit.notes == {}
     assert left_in_redis(redis_client, hints) == []
 
 
@@ -90,6 +94,77 @@ def test_a_batch_of_rejected_prompts_commits_without_rows(
     commit = commit_of(store, message)
     assert (commit.num_rows, len(commit.rejected)) == (0, 2)
     assert read_rows(store, commit) == []
+
+
+def test_who_leaves_notes_what_was_sampled_and_the_next_goes_on_from_there(
+    plan: Plan,
+    make_worker: MakeWorker,
+    engine: FakeEngine,
+    hints: Hints,
+    store: Store,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    text = "abcdefghijklmnopqrstuvwxyz" * 2
+    (message,) = plan.add([prompt(f"step=0.05 say:{text}"), prompt("say:short")])
+    noting = dataclasses.replace(OPTIONS, note_every=2)
+    leaver, heir = make_worker("w1", noting), make_worker("w2", noting)
+    thread = work(leaver, message)
+    until(lambda: engine.running == 1 and leaver.site.engine.num_tokens > 20)
+
+    started = time.monotonic()
+    leaver.site.holds.drain()
+    until(lambda: hints.num_queued(plan.queue) == 1)
+    took_s = time.monotonic() - started
+    thread.join()
+    given_back = hints.redis.zcard(hints.keys.inflight(message.run)) == 0
+    work(heir, message).join()
+
+    commit = commit_of(store, message)
+    whole, short = (row.answers[0] for row in read_rows(store, commit))
+    assert took_s < 2
+    assert given_back
+    assert (whole.content, short.content) == (text, "short")
+    assert len(whole.segments) == 2
+    assert engine.asked.count("say:short") == 1
+    assert commit.notes["continued_tokens"] == whole.segments[0] > 5
+
+
+def test_the_workers_limit_of_tool_rounds_holds(
+    plan: Plan, make_worker: MakeWorker, store: Store
+) -> None:
+    call = 'say:<tool_call>{"name": "weather", "arguments": {}}</tool_call>'
+    turn = Turn([{"role": "user", "content": call}], [{"name": "weather", "content": call}] * 9)
+    tool = {"type": "function", "function": {"name": "weather", "parameters": {}}}
+    (message,) = plan.add([prompt("tools", turns=[turn], tools=[tool])])
+
+    work(make_worker(options=dataclasses.replace(OPTIONS, max_tool_rounds=1)), message).join()
+
+    (row,) = read_rows(store, commit_of(store, message))
+    assert len(row.answers) == 2
+    assert "tool_rounds" in row.flags
+
+
+def test_within_the_grace_what_runs_may_end_and_nothing_new_is_started(
+    plan: Plan, make_worker: MakeWorker, engine: FakeEngine, hints: Hints, store: Store
+) -> None:
+    first, second = plan.add([prompt(f"wait=3 {i}") for i in range(4)], [prompt("say:never here")])
+    patience = dataclasses.replace(IMPATIENT, request_s=60)
+    worker = make_worker(options=dataclasses.replace(OPTIONS, patience=patience))
+    running = work(worker, first)
+    until(lambda: engine.running == 4)
+    waiting = work(worker, second)
+    until(lambda: len(worker.site.holds) == 2)
+
+    worker.site.holds.tell(News.CLOSING)
+    waiting.join(2)
+    was_given_back = not waiting.is_alive() and hints.num_queued(plan.queue) == 1
+    running.join()
+
+    assert was_given_back
+    assert commit_of(store, first).num_rows == 4
+    assert not is_committed(store, second)
+    assert engine.aborted == []
+    assert "say:never here" not in engine.asked
 
 
 def test_retaking_after_a_stall_reads_the_journal_again(
@@ -291,8 +366,7 @@ def test_with_redis_away_the_batch_still_commits(
     until(lambda: engine.running == 4)
 
     for client in (worker.site.hints.redis, worker.site.journals.redis):
-        client.connection_pool.connection_kwargs["port"] = 1
-        client.connection_pool.disconnect()
+        cut_off(client)
 
     thread.join(30)
     assert commit_of(store, message).num_rows == 5

@@ -10,7 +10,7 @@ import redis
 from dflash_workers.contract.commit import publish, seal_rows
 from dflash_workers.contract.hints import Hints
 from dflash_workers.contract.keys import RunKeys
-from dflash_workers.contract.records import BatchMessage, Commit, Rejection
+from dflash_workers.contract.records import SCHEMA_VERSION, BatchMessage, Commit, Rejection
 from dflash_workers.contract.store import Store
 from dflash_workers.progress import Meter, ProgressWriter, measure
 from tests.planned import Plan, prompt
@@ -25,7 +25,7 @@ def commit(store: Store, message: BatchMessage, num_rows: int, num_rejected: int
     body, sha256 = seal_rows([])
     now = time.time()
     made = Commit(
-        schema=1,
+        schema=SCHEMA_VERSION,
         run=message.run,
         segment=message.segment,
         batch=message.batch,
@@ -82,6 +82,23 @@ def test_a_run_is_done_only_when_it_is_sealed_and_everything_has_a_commit(
     statuses.append(meter.measure().status)
 
     assert statuses == ["waiting", "running", "waiting", "running", "done"]
+
+
+def test_a_prompt_that_is_planned_again_is_one_prompt_with_its_newest_fate(
+    plan: Plan, store: Store
+) -> None:
+    (first,) = plan.add(*batches(4))
+    commit(store, first, 2, 2)
+    meter = Meter(store, plan.spec.run)
+    seen = [meter.measure()]
+
+    (again,) = plan.add([prompt("one", generation=1), prompt("two", generation=1)])
+    seen.append(meter.measure())
+    commit(store, again, 1, 1)
+    seen.append(meter.measure())
+
+    counts = [(p.total, p.completed, p.failed, p.status) for p in seen]
+    assert counts == [(4, 2, 2, "waiting"), (4, 2, 0, "running"), (4, 3, 1, "waiting")]
 
 
 def test_an_object_is_read_once(plan: Plan, store: Store) -> None:

@@ -1,18 +1,22 @@
-"""What becomes of a hint: worked on, left to its holder, given back, or kept for people."""
+"""What becomes of a hint: worked on, left to its holder, given back, dropped, kept for people."""
 
 from __future__ import annotations
 
 import dataclasses
+import time
+import uuid
 
 import pytest
 import redis
 
+from dflash_workers import tasks
+from dflash_workers.contract.control import Action, Control
+from dflash_workers.contract.errors import AccessDenied
 from dflash_workers.contract.hints import Hints
-from dflash_workers.contract.keys import RunKeys
-from dflash_workers.contract.lines import dump
+from dflash_workers.contract.records import encode
 from dflash_workers.contract.store import Store
 from dflash_workers.tasks import take
-from tests.batches import MakeWorker, commit_of, is_committed, until, work
+from tests.batches import MakeWorker, commit_of, is_committed, left_in_redis, until, work
 from tests.fake_engine import FakeEngine
 from tests.planned import Plan, prompt
 
@@ -48,11 +52,57 @@ def test_a_batch_that_is_held_is_left_alone(
     assert len(engine.asked) == 1
 
 
+def test_a_paused_run_ends_what_it_has_claimed_and_claims_nothing_new(
+    plan: Plan, make_worker: MakeWorker, store: Store, engine: FakeEngine
+) -> None:
+    first, second = plan.add([prompt("wait=0.5")], [prompt("say:later")])
+    worker, control = make_worker(), Control(store, plan.spec.run)
+    running = work(worker, first)
+    until(lambda: engine.running == 1)
+
+    control.order(Action.PAUSE)
+    work(worker, second).join()
+    running.join()
+    while_paused = (is_committed(store, first), is_committed(store, second))
+    control.order(Action.RESUME)
+    work(worker, second).join()
+
+    assert while_paused == (True, False)
+    assert worker.site.runs.num_dropped == 1
+    assert is_committed(store, second)
+
+
+def test_a_cancelled_run_is_given_up_within_seconds_and_leaves_nothing_in_redis(
+    plan: Plan,
+    make_worker: MakeWorker,
+    store: Store,
+    engine: FakeEngine,
+    hints: Hints,
+    redis_client: redis.Redis,
+) -> None:
+    first, second = plan.add([prompt("wait=60"), prompt("say:done")], [prompt("say:never")])
+    worker = make_worker()
+    running = work(worker, first)
+    until(lambda: engine.running == 1)
+
+    Control(store, plan.spec.run).order(Action.CANCEL)
+    running.join(timeout=5)
+    work(worker, second).join()
+
+    assert not running.is_alive()
+    assert engine.running == 0
+    assert not is_committed(store, first)
+    assert not is_committed(store, second)
+    assert left_in_redis(redis_client, hints) == []
+    assert hints.num_queued(plan.queue) == 0
+
+
 @pytest.mark.parametrize(
     ("facts", "reason"),
     [
         ({"run": "R", "segment": 0, "batch": "b", "schema": 99}, "schema"),
         ({"run": "R", "segment": 0, "batch": "b", "colour": "red"}, "schema"),
+        ({"args": (1, 2)}, "schema"),
         ({"run": "nobody", "segment": 0, "batch": "b"}, "plan"),
         ({"run": "R", "segment": 7, "batch": "never planned"}, "plan"),
     ],
@@ -74,15 +124,65 @@ def test_a_hint_that_can_never_be_worked_on_is_kept_for_people(
     assert redis_client.zcard(hints.keys.inflight(plan.spec.run)) == 0
 
 
-def test_a_run_of_another_target_is_refused(
-    plan: Plan, make_worker: MakeWorker, hints: Hints, redis_client: redis.Redis, store: Store
+def test_a_hint_of_another_target_goes_home_and_is_counted(
+    plan: Plan,
+    make_worker: MakeWorker,
+    hints: Hints,
+    store: Store,
+    redis_client: redis.Redis,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     plan.add([prompt("say:x")])
-    other = dataclasses.replace(plan.spec.target, weights_sha256="other")
+    other = dataclasses.replace(plan.spec.target, weights_sha256=uuid.uuid4().hex)
     spec = dataclasses.replace(plan.spec, run="other-run", target=other)
-    store.put_new(RunKeys("other-run").spec, dump(spec))
+    others = Plan(store, hints, spec)
+    (message,) = others.add([prompt("say:elsewhere")])
+    worker = make_worker()
+    monkeypatch.setattr(tasks, "_FOREIGN_PAUSE_S", 0.3)
+
+    started = time.monotonic()
+    take(encode(message), worker.site)
+    took_s = time.monotonic() - started
+
+    assert took_s >= 0.3
+    assert hints.queued_names(others.queue) == {f"other-run/0/{message.batch}"}
+    assert hints.num_queued(plan.queue) == 0
+    assert redis_client.keys(hints.keys.dead("*")) == []
+    until(lambda: redis_client.hget(hints.keys.worker("w1"), "foreign") == b"1")
+
+
+def test_with_its_gate_closed_a_worker_gives_the_hint_back_and_takes_none_until_it_opens(
+    plan: Plan, make_worker: MakeWorker, hints: Hints, store: Store, redis_client: redis.Redis
+) -> None:
+    (message,) = plan.add([prompt("say:later")])
+    worker = make_worker()
+    for _ in range(20):
+        worker.site.gate.record("store", False)
+
+    thread = work(worker, message)
+    until(lambda: hints.num_queued(plan.queue) == 1)
+    state = hints.keys.worker("w1")
+    until(lambda: (redis_client.hget(state, "state") or b"").startswith(b"paused: store: "))
+    is_waiting = thread.is_alive()
+    thread.join(30)  # the breaker lets the worker try S3 after a pause, and S3 is there
+
+    assert is_waiting
+    assert not is_committed(store, message)
+    until(lambda: redis_client.hget(state, "state") == b"up")
+    work(worker, message).join()
+    assert is_committed(store, message)
+
+
+def test_an_s3_that_refuses_for_now_costs_no_hint(
+    plan: Plan, make_worker: MakeWorker, hints: Hints, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (message,) = plan.add([prompt("say:x")])
     worker = make_worker()
 
-    take({"run": "other-run", "segment": 0, "batch": "b"}, worker.site)
+    def expired(*_: object) -> None:
+        raise AccessDenied("the token has expired")
 
-    assert redis_client.llen(hints.keys.dead("plan")) == 1
+    monkeypatch.setattr(worker.site.store.__class__, "get_range", expired)
+    work(worker, message).join()
+
+    assert hints.num_queued(plan.queue) == 1

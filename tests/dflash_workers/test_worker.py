@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import dataclasses
 import os
 import signal
@@ -10,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import orjson
 import pytest
@@ -23,23 +25,28 @@ from dflash_workers.contract.lines import dump
 from dflash_workers.contract.records import BatchMessage
 from dflash_workers.contract.settings import Settings
 from dflash_workers.contract.store import Store
-from dflash_workers.worker import Options, Worker, check_store
+from dflash_workers.opening import Options, check_store
+from dflash_workers.worker import Worker, batches_at_once, largest_batch
 from tests.batches import is_committed, until
 from tests.fake_engine import FakeEngine
+from tests.faults.http_proxy import HttpProxy, Rule
 from tests.planned import Plan, prompt
 
 ROOT = Path(__file__).parent.parent.parent
 
-# A process as `dflash-fleet worker` starts it, but with short leases.
+# A process as `dflash-fleet worker` starts it, but with short leases and three batches at once.
 PROCESS = """
+import dataclasses
 from dflash_workers.contract.settings import load_settings
 from dflash_workers.logs import set_up_logs
 from dflash_workers.worker import Worker
 from tests.dflash_workers.conftest import OPTIONS
 set_up_logs()
-app = Worker(load_settings({}), OPTIONS).make_app()
-app.worker_main(["worker", "-P", "threads", "-c", "3", "--without-gossip", "--without-mingle"])
+app = Worker(load_settings({}), dataclasses.replace(OPTIONS, num_batches=3)).make_app()
+app.worker_main(["worker", "--without-gossip", "--without-mingle"])
 """
+
+CLI = ("-c", "from dflash_workers.cli import app; app()", "worker")
 
 Start = Callable[..., "subprocess.Popen[bytes]"]
 
@@ -50,8 +57,9 @@ def start(worker_settings: Settings, tmp_path: Path) -> Iterator[Start]:
     children: list[subprocess.Popen[bytes]] = []
     logs = []
 
-    def start(slot: str, *command: str) -> subprocess.Popen[bytes]:
-        environ = os.environ | dataclasses.replace(worker_settings, slot=slot).environment()
+    def start(slot: str, *command: str, **values: str) -> subprocess.Popen[bytes]:
+        settings = dataclasses.replace(worker_settings, slot=slot, **values)  # type: ignore[arg-type]
+        environ = os.environ | settings.environment()
         environ = {k: v for k, v in environ.items() if v} | {"OMP_NUM_THREADS": "1"}
         logs.append(tmp_path / f"{slot}.log")
         with logs[-1].open("wb") as log:
@@ -124,8 +132,9 @@ def test_sigterm_gives_the_batches_back_first_in_line_within_two_seconds(
 
     child.send_signal(signal.SIGTERM)
     started = time.monotonic()
-    code = child.wait(10)
+    until(lambda: redis_client.llen(plan.queue) == 3)  # priority 0: before what waits behind
     took_s = time.monotonic() - started
+    code = child.wait(10)
 
     assert code == 0
     assert took_s < 2
@@ -133,9 +142,85 @@ def test_sigterm_gives_the_batches_back_first_in_line_within_two_seconds(
     assert hints.redis.zcard(hints.keys.inflight(first.run)) == 0
     names = {batch_name(m.segment, m.batch).encode() for m in messages}
     assert names < set(redis_client.zrange(hints.keys.pending(first.run), 0, -1))
-    assert redis_client.llen(plan.queue) == 3  # priority 0: before what waits behind
-    assert redis_client.hlen(journal) == 1
+    assert redis_client.hlen(journal) == 2  # what had ended, and what an aborted answer had
     assert not redis_client.exists(hints.keys.worker("leaver"))
+
+
+@pytest.mark.slow
+def test_within_its_grace_a_worker_ends_what_runs_and_gives_back_what_waits(
+    plan: Plan, start: Start, engine: FakeEngine, store: Store, hints: Hints
+) -> None:
+    first, second = plan.add([prompt("wait=1.5"), prompt("say:done")], [prompt("wait=60")])
+    hints.offer([first, second], plan.queue)
+    child = start("patient", *CLI, "--grace-s", "6")
+    until(lambda: engine.running == 2)
+
+    child.send_signal(signal.SIGINT)
+    started = time.monotonic()
+    code = child.wait(20)
+    took_s = time.monotonic() - started
+
+    assert code == 0
+    assert 6 < took_s < 10
+    assert is_committed(store, first)
+    assert not is_committed(store, second)
+    assert len(engine.aborted) == 1
+    assert hints.redis.zcard(hints.keys.inflight(first.run)) == 0
+
+
+@pytest.mark.slow
+def test_a_worker_killed_while_s3_refuses_its_commit_costs_no_token(
+    plan: Plan,
+    start: Start,
+    engine: FakeEngine,
+    store: Store,
+    hints: Hints,
+    worker_settings: Settings,
+) -> None:
+    (message,) = plan.add([prompt(f"say:{number}", "say:again") for number in range(5)])
+    where = urlsplit(worker_settings.s3_endpoint)
+    with HttpProxy((str(where.hostname), where.port or 80)) as proxy:
+        proxy.rules.append(Rule("PUT", "/commits/", status=503, code="SlowDown", num_left=-1))
+        hints.offer([message], plan.queue)
+        victim = start("victim", s3_endpoint=f"http://127.0.0.1:{proxy.port}")
+        until(lambda: proxy.rules[0].num_met > 0)
+        victim.kill()
+        victim.wait()
+    num_asked = len(engine.asked)
+
+    start("heir")
+    until(lambda: is_committed(store, message))
+
+    assert num_asked == len(engine.asked) == 10
+    assert contents(store, message)[::2] == ["0", "1", "2", "3", "4"]
+
+
+@pytest.mark.slow
+def test_what_celery_can_not_read_is_counted_and_ends_no_worker(
+    plan: Plan, start: Start, hints: Hints, redis_client: redis.Redis, store: Store
+) -> None:
+    (message,) = plan.add([prompt("say:a")])
+    hints.offer([message], plan.queue)
+    (key,) = redis_client.keys(f"{plan.queue}*")
+    readable = orjson.loads(redis_client.lpop(key) or b"")
+    body = base64.b64encode(b"{not json").decode()
+    unreadable: list[dict[str, object]] = [
+        readable | {"body": body},
+        readable | {"body": "%%%"},
+        readable | {"content-type": "application/x-python-serialize"},
+        readable | {"headers": readable["headers"] | {"task": "nobody's"}},
+        readable | {"headers": {}, "body": body},
+    ]
+
+    start("reader")
+    for letter in unreadable:
+        redis_client.lpush(key, orjson.dumps(letter))
+    redis_client.lpush(key, orjson.dumps(readable))
+
+    until(lambda: is_committed(store, message))
+    heartbeat = hints.keys.worker("reader")
+    until(lambda: redis_client.hget(heartbeat, "unreadable") == b"5")
+    assert hints.redis.hlen("unacked") == 0
 
 
 @pytest.mark.slow
@@ -161,8 +246,7 @@ def test_the_command_works_a_run_off_and_leaves_when_idle(
     messages = plan.add([prompt("say:a")], [prompt("say:b")], sealed=True)
     hints.offer(messages, plan.queue)
 
-    command = "from dflash_workers.cli import app; app()"
-    child = start("cli", "-c", command, "worker", "--idle-exit-s", "6")
+    child = start("cli", *CLI, "--idle-exit-s", "6")
 
     assert child.wait(60) == 0
     assert all(is_committed(store, message) for message in messages)
@@ -171,13 +255,15 @@ def test_the_command_works_a_run_off_and_leaves_when_idle(
 
 
 @pytest.mark.slow
-def test_celery_finds_the_app_and_its_queue(
-    plan: Plan, start: Start, engine: FakeEngine, hints: Hints, store: Store
+@pytest.mark.parametrize("pool", [("-P", "threads", "-c", "2"), ()])
+def test_celery_finds_the_app_its_queue_and_its_pool(
+    plan: Plan, start: Start, hints: Hints, store: Store, pool: tuple[str, ...]
 ) -> None:
     (message,) = plan.add([prompt("say:a")])
     hints.offer([message], plan.queue)
 
-    child = start("celery", "-m", "celery", "-A", "dflash_workers.app", "worker", "-P", "threads")
+    alone = ("--without-gossip", "--without-mingle")
+    child = start("celery", "-m", "celery", "-A", "dflash_workers.app", "worker", *alone, *pool)
     until(lambda: is_committed(store, message))
 
     child.send_signal(signal.SIGTERM)
@@ -193,8 +279,47 @@ def test_a_worker_says_that_it_lives(
 
     key = hints.keys.worker("alive")
     until(lambda: bool(redis_client.exists(key)))
-    assert set(redis_client.hgetall(key)) == {b"state", b"batches", b"in_flight", b"tokens_per_s"}
+    assert redis_client.hgetall(key) == {
+        b"state": b"up",
+        b"batches": b"0",
+        b"in_flight": b"0",
+        b"tokens_per_s": b"0.0",
+        b"dropped": b"0",
+        b"foreign": b"0",
+        b"unreadable": b"0",
+        b"dead": b"0",
+    }
     assert 0 < redis_client.ttl(key) <= 15
+
+
+@pytest.mark.parametrize(
+    ("batch_size", "max_in_flight", "num_batches"),
+    [(64, 48, 8), (256, 48, 3), (64, 128, 20), (64, 256, 40), (1, 48, 64), (64, 1, 3)],
+)
+def test_enough_batches_run_at_once_to_keep_the_engine_full(
+    batch_size: int, max_in_flight: int, num_batches: int
+) -> None:
+    assert batches_at_once(batch_size, max_in_flight) == num_batches
+
+
+def test_the_plan_says_how_large_batches_are(plan: Plan, store: Store) -> None:
+    with_nothing_planned = largest_batch(store, plan.spec.run)
+    plan.add()
+    plan.add([prompt("a")], [prompt("b"), prompt("c"), prompt("d")])
+
+    assert with_nothing_planned == 64
+    assert largest_batch(store, plan.spec.run) == 3
+
+
+def test_an_engine_of_another_model_is_refused_at_the_start(
+    plan: Plan, worker_settings: Settings, engine: FakeEngine, make_worker: Callable[..., Worker]
+) -> None:
+    plan.add([prompt("say:a")])
+    make_worker()
+    engine.noise = 5.0
+
+    with pytest.raises(BadInput, match="this engine is not tiny"):
+        Worker(worker_settings, Options())
 
 
 def test_a_model_of_another_target_is_refused_by_the_fields_name(
@@ -210,7 +335,7 @@ def test_a_model_of_another_target_is_refused_by_the_fields_name(
 def test_what_is_missing_at_the_start_is_said(
     plan: Plan, worker_settings: Settings, store: Store
 ) -> None:
-    with pytest.raises(Missing, match="not planned"):
+    with pytest.raises(Missing, match="there is no run"):
         Worker(worker_settings, Options())
     plan.add([prompt("say:a")])
     away = dataclasses.replace(worker_settings, engine_url="http://127.0.0.1:1")

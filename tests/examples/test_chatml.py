@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from dflash_workers.contract.chat import Chat, open_chat, parse_answer
+from dflash_workers.contract.answers import parse_answer
+from dflash_workers.contract.chat import Chat, open_chat
 from tests.tiny_model import make_tiny_model
 
 CHATML = Path(__file__).parents[2] / "examples" / "chatml.jinja"
