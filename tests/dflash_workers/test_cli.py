@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 
 import orjson
 import pytest
 from typer.testing import CliRunner
 
+from dflash_workers.claims import Timing
 from dflash_workers.cli import app
 from dflash_workers.contract.errors import BadInput
 from dflash_workers.contract.hints import Hints
 from dflash_workers.contract.settings import Settings
 from dflash_workers.worker import Worker
+from tests.dflash_workers.conftest import OPTIONS
 from tests.planned import Plan, prompt
 
 
@@ -29,7 +32,8 @@ def test_status_says_what_s3_and_redis_know(
 ) -> None:
     messages = plan.add([prompt("say:a"), prompt("say:b")], [prompt("say:c")])
     hints.offer(messages, plan.queue)
-    claim = make_worker("here").site.claims.claim(messages[0])
+    worker = make_worker("here", dataclasses.replace(OPTIONS, timing=Timing()))
+    claim = worker.site.claims.claim(messages[0])
     assert claim is not None
     environ = {k: v for k, v in settings.environment().items() if v}
 
