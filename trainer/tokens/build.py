@@ -17,7 +17,14 @@ import numpy as np
 
 from dflash_workers.contract.commit import committed_batches, read_commit, read_rows
 from dflash_workers.contract.errors import Conflict, Corrupt, Missing
-from dflash_workers.contract.flags import EMPTY, REPETITION, TRUNCATED, UNFINISHED_THINKING
+from dflash_workers.contract.flags import (
+    EMPTY,
+    GARBLED,
+    REPETITION,
+    TOOL_CALL_LOOP,
+    TRUNCATED,
+    UNFINISHED_THINKING,
+)
 from dflash_workers.contract.keys import RunKeys
 from dflash_workers.contract.lines import load
 from dflash_workers.contract.records import Answer, Commit, Row, RunSpec
@@ -32,6 +39,8 @@ from trainer.tokens.shards import (
 )
 
 TEXT_ROAD = "text_road"  # imported conversations: they have no ids yet
+
+_UNFIT = (REPETITION, TOOL_CALL_LOOP, GARBLED)  # flags of answers that teach a drafter nothing
 
 
 @dataclass(slots=True)
@@ -126,7 +135,7 @@ def skip_reason(answer: Answer, spec: RunSpec) -> str | None:
     # Thinking that the limit cut off has no content yet, but it is the target's own text.
     if EMPTY in answer.flags and UNFINISHED_THINKING not in answer.flags:
         return EMPTY
-    return REPETITION if REPETITION in answer.flags else None
+    return next((flag for flag in _UNFIT if flag in answer.flags), None)
 
 
 def _sample(row: Row, answer: Answer, spec: RunSpec) -> Sample:

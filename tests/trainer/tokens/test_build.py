@@ -10,7 +10,14 @@ import pytest
 
 from dflash_workers.contract.commit import publish, seal_rows
 from dflash_workers.contract.errors import Corrupt, Missing
-from dflash_workers.contract.flags import EMPTY, REPETITION, TRUNCATED, UNFINISHED_THINKING
+from dflash_workers.contract.flags import (
+    EMPTY,
+    GARBLED,
+    REPETITION,
+    TOOL_CALL_LOOP,
+    TRUNCATED,
+    UNFINISHED_THINKING,
+)
 from dflash_workers.contract.keys import RunKeys
 from dflash_workers.contract.lines import dump
 from dflash_workers.contract.records import (
@@ -165,12 +172,20 @@ def test_answers_that_do_not_train_are_counted_by_reason(run_store: Store) -> No
     nothing = make_answer([10], [])
     only_stop = make_answer([10], [STOP])
     loop = make_answer([10], [20] * 40, flags=(TRUNCATED, REPETITION))
+    calls = make_answer([10], [21] * 40, flags=(TOOL_CALL_LOOP,))
+    noise = make_answer([10], [22, 23], flags=(GARBLED,))
     good = make_answer([10], [20, STOP])
-    commit = commit_rows(run_store, "b", [make_row(flagged, nothing, only_stop, loop, good)])
+    answers = (flagged, nothing, only_stop, loop, calls, noise, good)
+    commit = commit_rows(run_store, "b", [make_row(*answers)])
 
     shard = build_shard(run_store, SPEC, commit)
 
-    assert read_provenance(shard)["skipped"] == {EMPTY: 3, REPETITION: 1}
+    assert read_provenance(shard)["skipped"] == {
+        EMPTY: 3,
+        REPETITION: 1,
+        TOOL_CALL_LOOP: 1,
+        GARBLED: 1,
+    }
     assert len(read_shard(shard)) == 1
 
 
