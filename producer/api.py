@@ -117,10 +117,7 @@ class Run:
         check_redis(self.hints.redis, self.settings)
         if Control(self.store, self.spec.run).state() is RunState.CANCELLED:
             raise Conflict(f"run {self.spec.run!r} is cancelled: plan in another run")
-        rules = self._rules(options)
-        log = read_log(self.store, self.spec.run)
-        outcomes = read_outcomes(inputs, options, rules, self.settings, log)
-        planned = plan(log, outcomes, options.plan_options())
+        planned = self._plan(inputs, options)
         num_sent = self._send(planned, options.max_queued)
         return EnqueueReport(
             num_rows=planned.num_rows,
@@ -202,6 +199,12 @@ class Run:
 
     def _ledger(self) -> Ledger:
         return Ledger(self.store, self.spec.run)
+
+    def _plan(self, inputs: Inputs, options: EnqueueOptions) -> PlanReport:
+        # The log may take hundreds of MB, none of which the sending of hints has to hold.
+        log = read_log(self.store, self.spec.run)
+        outcomes = read_outcomes(inputs, options, self._rules(options), self.settings, log)
+        return plan(log, outcomes, options.plan_options())
 
     def _rules(self, options: EnqueueOptions) -> Rules:
         spec, model_dir = self.spec, self.settings.model

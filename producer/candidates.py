@@ -22,7 +22,7 @@ from producer.conversations import turns_of
 from producer.limits import Gate
 from producer.rules import LineHash, Rules
 from producer.schemas import read_conversation
-from producer.sources.inputs import SourcedItem, parse_line
+from producer.sources.inputs import Item, parse_line
 
 ID_KEYS = ("id", "custom_id", "uuid")
 EXCERPT_CHARS = 200
@@ -53,9 +53,10 @@ class Candidate(NamedTuple):
 
 
 class Known(NamedTuple):
-    """A line that the plan had under the very same options."""
+    """Lines, one behind the other, that the plan had under the very same rules."""
 
-    source: str
+    source: str  # of the first
+    num_rows: int = 1
 
 
 class NotDrawn(NamedTuple):
@@ -68,7 +69,7 @@ Outcome = Candidate | Refusal | Known | NotDrawn
 
 
 def read_candidates(
-    items: Iterable[SourcedItem | tuple[str, Known]],
+    items: Iterable[tuple[str, Item | Known]],
     rules: Rules,
     known_lines: Container[int] = frozenset(),
 ) -> Iterator[Outcome]:

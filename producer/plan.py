@@ -116,7 +116,7 @@ class _Planner:
         if isinstance(outcome, Candidate):
             return self._settle(outcome)
         if isinstance(outcome, Known):
-            self._count_duplicate(self._draft)
+            self._count_duplicates(self._draft, outcome.num_rows)
         elif isinstance(outcome, NotDrawn):
             self.report.num_not_drawn += 1
             self._draft.num_not_drawn += self._draft.is_new
@@ -161,14 +161,15 @@ class _Planner:
         if candidate.sample:
             return
         if self._options.generation or self._log.contents[key] == content:
-            self._count_duplicate(draft)
+            self._count_duplicates(draft, 1)
         else:
             detail = "its id was planned with other content"
             self._refuse(draft, candidate.refused("id_conflict", detail))
 
-    def _count_duplicate(self, draft: Draft) -> None:
-        self.report.num_duplicates += 1
-        draft.num_duplicates += draft.is_new
+    def _count_duplicates(self, draft: Draft, num_rows: int) -> None:
+        self.report.num_duplicates += num_rows
+        if draft.is_new:
+            draft.num_duplicates += num_rows
 
     def _refuse(self, draft: Draft, refusal: Refusal) -> None:
         self.report.refused[refusal.reason] += 1

@@ -14,7 +14,7 @@ import orjson
 
 from dflash_workers.contract.errors import BadInput
 from dflash_workers.contract.records import Refusal
-from producer.candidates import Candidate, Outcome
+from producer.candidates import Candidate, Known, Outcome
 from producer.spool import opened_spool
 
 
@@ -34,7 +34,7 @@ def checked(
                 continue  # no row of its own
             elif isinstance(outcome, Candidate) and refuse_duplicates:
                 _check_new(outcome, sources)
-            num_rows += 1
+            num_rows += outcome.num_rows if isinstance(outcome, Known) else 1
         _check_share(refused, num_rows, max_refused_share)
         yield from spool.read()
 

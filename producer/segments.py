@@ -49,8 +49,7 @@ class PlanLog:
         if batch.generation:
             self.generations.update((key, batch.generation) for key in keys)
         else:
-            contents = map(content_of, batch.content_digests)
-            self.contents.update(zip(keys, contents, strict=True))
+            self.contents.update(zip(keys, map(content_of, batch.content_digests), strict=True))
             self.lines.update([int(line, 16) for line in batch.line_digests if line])
         return keys
 
