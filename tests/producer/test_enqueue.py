@@ -46,7 +46,7 @@ def test_every_planned_batch_gets_one_hint_and_is_pending(
     assert [m["headers"]["id"] for m in messages] == names
     assert campaign.hints.queued_names(campaign.queue) == set(names)
     pending = redis_client.zrange(campaign.hints.keys.pending(campaign.run), 0, -1)
-    assert {name.decode() for name in pending} == set(map(name_of, planned))
+    assert set(pending) == {name_of(batch).encode() for batch in planned}
 
 
 def test_celery_reads_a_hint_as_it_reads_a_task_that_it_sent_itself(
@@ -58,7 +58,7 @@ def test_celery_reads_a_hint_as_it_reads_a_task_that_it_sent_itself(
 
     with campaign.hints.app.connection_for_read() as connection:
         given_back, sent = (
-            connection.default_channel.basic_get(campaign.queue, no_ack=True) for _ in range(2)
+            connection.SimpleQueue(campaign.queue, no_ack=True).get(timeout=10) for _ in range(2)
         )
 
     for message in (given_back, sent):
