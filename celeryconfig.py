@@ -24,7 +24,7 @@ def generate_queue(target_fingerprint: str) -> str:
 
 
 task_serializer = "json"  # ids alone: readable with redis-cli, by any version
-accept_content = ["json"]  # nothing pickled ever crosses a process boundary
+accept_content = ["json"]  # nothing that comes out of Redis is ever unpickled
 
 # Acked on receipt: claims by lease, not Celery's redelivery, bring a dead worker's batch back.
 task_acks_late = False

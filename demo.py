@@ -3,7 +3,8 @@
 The one module that knows all three packages. Examples -> plan -> queue -> a real SGLang on the CPU
 -> S3 -> shards -> a trained drafter -> its export, measured on held-out prompts. Every part is the
 real one and keeps its data in one state folder; what an earlier call finished is found, not done
-again. However this process ends, nothing it started stays (launcher.py).
+again. However this process ends, nothing it started stays (launcher.py). Longer than 300 lines,
+because it is the one place where a reader sees all the steps in a row, each with what it shows.
 """
 
 from __future__ import annotations

@@ -32,7 +32,6 @@ from dflash_workers.contract.records import Json
 
 STOP = "stop"
 LENGTH = "length"
-ABORT = "abort"
 
 # Ids. A loop is seen within flags.STUCK_IDS + LOOK_EVERY ids of its start: where the limit is not
 # much more than that, looking would save next to nothing.

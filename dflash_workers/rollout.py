@@ -56,19 +56,7 @@ async def roll_out(prompt: Prompt, desk: Desk) -> Row:
     while talk.history[-1]["role"] != "assistant":  # asked, but no longer answered
         talk.history.pop()
     flags = talk.flags.union(*(answer.flags for answer in talk.answers))
-    return Row(
-        key=prompt.key,
-        id=prompt.id,
-        generation=prompt.generation,
-        heldout=prompt.heldout,
-        source=prompt.source,
-        messages=talk.history,
-        tools=prompt.tools,
-        answers=talk.answers,
-        flags=sorted(flags),
-        sampling=prompt.sampling,
-        metadata=prompt.metadata,
-    )
+    return prompt.completed(talk.history, talk.answers, sorted(flags))
 
 
 async def _answer_turn(prompt: Prompt, turn: Turn, talk: _Talk, desk: Desk) -> None:

@@ -156,8 +156,7 @@ class _Reader:
         return hashlib.sha256(body).hexdigest()[:32]
 
     def _is_heldout(self, rest: Json, id_hash: bytes) -> bool:
-        if (wanted := rest.pop("heldout", None)) is None:
-            return int.from_bytes(id_hash[16:24]) < self._heldout_bound
+        wanted = rest.pop("heldout", None)
         if isinstance(wanted, str):  # a table of texts has no other way to say it
             wanted = _TRUTHS.get(wanted.strip().lower(), wanted)
         if wanted is None:

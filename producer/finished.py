@@ -130,14 +130,4 @@ def _commit(store: Store, run: str, segment: Segment, batch: PlannedBatch) -> Co
 
 def _row(prompt: Prompt) -> Row:
     (conversation,) = prompt.turns
-    return Row(
-        key=prompt.key,
-        id=prompt.id,
-        generation=prompt.generation,
-        heldout=prompt.heldout,
-        source=prompt.source,
-        messages=conversation.messages,
-        tools=prompt.tools,
-        answers=[],
-        metadata=prompt.metadata,
-    )
+    return prompt.completed(conversation.messages, [], [])

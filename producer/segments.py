@@ -106,7 +106,7 @@ def read_log(store: Store, run: str) -> StoredLog:
 
 
 def content_of(content_digest: str) -> int:
-    """60 bits of the digest, which an int keeps in 32 bytes. Compared for equal keys only."""
+    """60 bits of the digest, which an int keeps in 32 bytes. For equal keys, and for dedup.py."""
     return int(content_digest[:15], 16)
 
 

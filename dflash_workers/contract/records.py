@@ -104,6 +104,22 @@ class Prompt:
     sampling: Json = field(default_factory=dict)  # overrides of the run's; see OVERRIDABLE
     metadata: Json = field(default_factory=dict)
 
+    def completed(self, messages: list[Json], answers: list[Answer], flags: list[str]) -> Row:
+        """Its row, with all that a prompt hands on to it."""
+        return Row(
+            key=self.key,
+            id=self.id,
+            generation=self.generation,
+            heldout=self.heldout,
+            source=self.source,
+            messages=messages,
+            tools=self.tools,
+            answers=answers,
+            flags=flags,
+            sampling=self.sampling,
+            metadata=self.metadata,
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Refusal:

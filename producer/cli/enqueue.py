@@ -1,7 +1,8 @@
 """The verb enqueue: flags and report only; what it does is in api.py and intake.py.
 
 Errors become one line and an exit code in fleet.py. The verb has a parameter for each flag, because
-that is how typer reads them.
+that is how typer reads them: what makes it long is each flag's one declaration, and the lines
+behind those only sort the flags into the two records that api.py takes.
 """
 
 from __future__ import annotations

@@ -9,30 +9,14 @@ import torch
 from torch import Tensor
 
 from trainer.drafter.blocks import BlockBatch, padded_positions
-from trainer.drafter.config import FULL, SLIDING, DrafterConfig
 from trainer.drafter.loss import LossRecipe, LossSums
 from trainer.drafter.model import Drafter
 from trainer.drafter.objective import Objective, TargetEnds
-from trainer.drafter.start import start_at_random
 
 # Documents of one packed row, each with its anchors: some near its start, some near its end, so
 # that labels run out where the next one begins.
 DOCUMENTS = [(9, [0, 3, 8]), (5, [1, 2, 4]), (12, [5, 6, 10])]
 NUM_PADDING, NUM_FREE_SLOTS = 3, 2
-
-
-@pytest.fixture(params=["full", "sliding"])
-def drafter(request: pytest.FixtureRequest, small_config: DrafterConfig) -> Drafter:
-    config = small_config
-    if request.param == "sliding":
-        config = dataclasses.replace(config, layer_types=[SLIDING, FULL], sliding_window=5)
-    drafter = Drafter(config)
-    start_at_random(drafter, seed=0)
-    with torch.no_grad():
-        for parameter in drafter.parameters():
-            if parameter.dim() == 2:
-                parameter.mul_(8)  # far from linear, so that differences show
-    return drafter
 
 
 def objective_of(drafter: Drafter, recipe: LossRecipe | None = None) -> Objective:
