@@ -48,7 +48,6 @@ NEEDED_MEMORY_GB = 4.0
 EXPECTED_MINUTES = 12  # on 2 cores, the installs not counted
 
 RUN = "demo"
-MODEL = "smollm2-135m"
 RECIPE = "smollm2_cpu"
 BATCH_SIZE = 16  # prompts; three batches at once fill the engine
 MAX_IN_FLIGHT = 48  # where two cores decode most tokens a second

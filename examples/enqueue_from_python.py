@@ -8,22 +8,27 @@ running (`dflash-fleet worker`). Run it twice: the second time plans and generat
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from dflash_workers.contract.records import Json
 from dflash_workers.contract.settings import load_settings
 from producer.api import Run, RunOptions
 
-QUESTIONS: list[Json] = [
-    {"id": "sky", "messages": [{"role": "user", "content": "Why is the sky blue?"}]},
+
+def questions() -> Iterator[Json]:
+    """A generator may give millions: rows are planned as they come."""
+    yield {"id": "sky", "messages": [{"role": "user", "content": "Why is the sky blue?"}]}
     # Each of these is answered on the history that the target itself has made.
-    {"id": "primes", "user_turns": ["Name three primes.", "And the next one?"], "heldout": True},
-]
+    yield {"id": "primes", "user_turns": ["Name three primes.", "And the next one?"]}
+    for number in range(10):
+        yield {"id": f"square-{number}", "question": f"What is {number} squared?"}
 
 
 def main() -> None:
     """Enqueue, wait, print."""
     settings = load_settings({"run": "from-python"})
     with Run.create(settings, settings.model, RunOptions(max_new_tokens=256)) as run:
-        print(run.enqueue(QUESTIONS))
+        print(run.enqueue(questions()))
         run.seal()
         if not run.wait(timeout_s=600):
             raise SystemExit(f"not done yet: {run.progress()}")

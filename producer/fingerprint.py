@@ -152,12 +152,6 @@ def open_or_create_run(store: Store, spec: RunSpec) -> RunSpec:
     return standing
 
 
-def control_tokens(model_dir: str) -> tuple[str, ...]:
-    """The tokenizer's special tokens: inside a prompt's text each would become its control id."""
-    added = load_tokenizer(model_dir).added_tokens_decoder
-    return tuple(sorted(token.content for token in added.values() if token.special))
-
-
 def _policies(options: RunOptions, standing: RunSpec | None) -> dict[str, str]:
     """The call's over the run's over the default. Raises BadInput."""
     layers = [DEFAULT_POLICIES, encode(standing) if standing else {}, encode(options)]

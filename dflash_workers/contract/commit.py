@@ -42,11 +42,6 @@ def publish(store: Store, commit: Commit, body: bytes) -> Commit:
         return winner
 
 
-def is_committed(store: Store, run: str, segment: int, batch: str) -> bool:
-    """Whether the batch is done."""
-    return store.exists(RunKeys(run).commit(segment, batch))
-
-
 def committed_batches(store: Store, run: str, after: str = "") -> Iterator[tuple[int, str]]:
     """(segment, batch) of every commit, in key order; `after` is a commit's key."""
     for key, _size in store.list(RunKeys(run).commits, after=after):

@@ -7,7 +7,6 @@ that a lost hint is noticed. See celeryconfig.py for names and priorities.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -239,17 +238,3 @@ def translated_redis(where: str) -> Iterator[None]:
 
 def _first_line(error: BaseException) -> str:
     return str(error).split("\n", 1)[0]
-
-
-def wait_for(client: redis.Redis, where: str, timeout_s: float) -> None:
-    """Block until Redis answers. Raises QueueUnavailable after `timeout_s`."""
-    deadline = time.monotonic() + timeout_s
-    while True:
-        try:
-            with translated_redis(where):
-                client.ping()
-            return
-        except QueueUnavailable:
-            if time.monotonic() > deadline:
-                raise
-            time.sleep(0.1)

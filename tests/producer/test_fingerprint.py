@@ -19,14 +19,12 @@ from dflash_workers.contract.records import RunSpec, Sampling
 from dflash_workers.contract.store import Store
 from producer.fingerprint import (
     RunOptions,
-    control_tokens,
     find_spec,
     make_spec,
     open_or_create_run,
 )
 from tests.tiny_model import (
     CONTEXT_LEN,
-    SPECIAL_TOKENS,
     TEMPLATE,
     VOCAB_SIZE,
     make_tiny_model,
@@ -234,10 +232,6 @@ def test_a_run_that_does_not_exist_is_none(store: Store, model_dir: Path) -> Non
     spec = open_or_create_run(store, spec_of(model_dir))
 
     assert find_spec(store, "r") == spec
-
-
-def test_the_control_tokens_are_the_special_ones(model_dir: Path) -> None:
-    assert control_tokens(str(model_dir)) == tuple(sorted(SPECIAL_TOKENS))
 
 
 def test_making_a_spec_needs_no_torch(model_dir: Path) -> None:
