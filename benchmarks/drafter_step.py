@@ -225,7 +225,7 @@ def step_size(case: Case, batch: BlockBatch) -> StepSize:
     return StepSize(
         num_context=case.row_len,
         num_block_tokens=case.num_anchors * case.config.block_size,
-        num_scored=case.num_anchors * (case.config.block_size - 1),
+        num_scored=case.num_anchors * case.config.num_drafts,
         num_seen_pairs={FULL: num_seen_pairs(layout_of(case, batch))},
     )
 

@@ -36,7 +36,8 @@ class BlockBatch:
 class BlockLabels:
     """What the scored places should say, and which of them exist."""
 
-    ids_BAK: Tensor  # K-1 places: offset 0 is the anchor itself
+    ids_BAK: Tensor  # K places, the first one behind the anchor
+    before_BAK: Tensor  # the token before each
     exist_BAK: Tensor  # bool; false in slots without an anchor and beyond a document's end
 
 
@@ -46,16 +47,19 @@ def padded_positions(lengths_B: Tensor, row_len: int) -> Tensor:
     return torch.where(positions_L < lengths_B[:, None], positions_L, 0)
 
 
-def block_labels(batch: BlockBatch, block_size: int) -> BlockLabels:
-    """The labels of all blocks: offset k should say the token at anchor + k."""
+def block_labels(batch: BlockBatch, num_drafts: int) -> BlockLabels:
+    """What all blocks should say: the tokens at anchor + 1 to anchor + `num_drafts`."""
     row_len = batch.ids_BL.shape[1]
-    offsets_K = torch.arange(1, block_size, device=batch.ids_BL.device)
+    offsets_K = torch.arange(1, num_drafts + 1, device=batch.ids_BL.device)
     places_BAK = batch.anchors_BA[:, :, None] + offsets_K
     inside_BAK = (batch.anchors_BA >= 0)[:, :, None] & (places_BAK < row_len)
     places_BX = torch.where(inside_BAK, places_BAK, 0).flatten(1)
     positions_BAK = batch.positions_BL.gather(1, places_BX).view_as(places_BAK)
     expected_BAK = places_BAK - batch.starts_BA[:, :, None]
+    ids_BAK = batch.ids_BL.gather(1, places_BX).view_as(places_BAK)
+    anchor_ids_BA = batch.ids_BL.gather(1, batch.anchors_BA.clamp_min(0))
     return BlockLabels(
-        batch.ids_BL.gather(1, places_BX).view_as(places_BAK),
+        ids_BAK,
+        torch.cat((anchor_ids_BA[:, :, None], ids_BAK[:, :, :-1]), dim=2),
         inside_BAK & (positions_BAK == expected_BAK),
     )

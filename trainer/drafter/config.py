@@ -31,12 +31,15 @@ class DrafterShape:
     # thing from a drafter and rotate whole heads: for vLLM alone.
     partial_rotary: bool = False
     copy_target_layers: bool = False  # start from the target's last layers, not at random
+    markov_rank: int = 0  # of a DSpark head: see heads.py; 0: a plain one
 
     def __post_init__(self) -> None:
         if self.num_layers < 1:
             raise BadInput(f"num_layers must be at least 1, not {self.num_layers}")
         if self.block_size < 2:
             raise BadInput(f"block_size must be at least 2, not {self.block_size}")
+        if self.markov_rank < 0:
+            raise BadInput(f"markov_rank must be at least 0, not {self.markov_rank}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +63,8 @@ class DrafterConfig:
     num_target_layers: int
     target_layer_ids: list[int]  # ascending; feature i is the output of target layer i, 0-based
     mask_token_id: int
-    block_size: int
+    block_size: int  # tokens that go through the drafter at once, the anchor included
+    markov_rank: int = 0  # of a DSpark head; 0: a plain one
 
     def __post_init__(self) -> None:
         ids = self.target_layer_ids
@@ -87,6 +91,11 @@ class DrafterConfig:
             raise BadInput(f"rope type {self.rope_scaling['rope_type']!r} is not supported")
         if self.rotary_dim % 2 or not 0 < self.rotary_dim <= self.head_dim:
             raise BadInput(f"{self.rotary_dim} of {self.head_dim} head dimensions can't be rotated")
+
+    @property
+    def num_drafts(self) -> int:
+        """Tokens that a block proposes: a plain head has nothing to say at the anchor's place."""
+        return self.block_size if self.markov_rank else self.block_size - 1
 
     @property
     def rotary_dim(self) -> int:

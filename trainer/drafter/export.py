@@ -26,6 +26,7 @@ from trainer.drafter.start import RANDOM_STD
 
 CONFIG, WEIGHTS, PROVENANCE = "config.json", "model.safetensors", "provenance.json"
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
+MARKOV = ("markov_w1", "markov_w2")
 SAFETENSORS_DTYPES = {"bfloat16": "BF16", "float32": "F32"}
 
 
@@ -109,13 +110,16 @@ def tensor_shapes(config: DrafterConfig) -> dict[str, tuple[int, ...]]:
     shapes = {f"layers.{i}.{n}": s for i in range(config.num_layers) for n, s in layer.items()}
     num_features = len(config.target_layer_ids) * hidden
     norms = {"hidden_norm.weight": (hidden,), "norm.weight": (hidden,)}
-    return {**shapes, **norms, "fc.weight": (hidden, num_features)}
+    tables = {f"markov_head.{n}.weight": (config.vocab_size, config.markov_rank) for n in MARKOV}
+    head = tables if config.markov_rank else {}
+    return {**shapes, **norms, **head, "fc.weight": (hidden, num_features)}
 
 
 def format_config(config: DrafterConfig, dtype: str) -> Json:
     """config.json in the format's words."""
     return {
-        "architectures": ["DFlashDraftModel"],
+        "architectures": ["Qwen3DSparkModel" if config.markov_rank else "DFlashDraftModel"],
+        **(_head_config(config) if config.markov_rank else {}),
         "model_type": "qwen3",
         "block_size": config.block_size,
         "dflash_config": {
@@ -148,6 +152,15 @@ def format_config(config: DrafterConfig, dtype: str) -> Json:
     }
 
 
+def _head_config(config: DrafterConfig) -> Json:
+    """What a DSpark drafter says of its head. Its block counts drafts, the anchor being input."""
+    return {
+        "markov_rank": config.markov_rank,
+        "markov_head_type": "vanilla",
+        "enable_confidence_head": False,
+    }
+
+
 def _read_config(path: Path) -> tuple[DrafterConfig, str]:
     try:
         read: dict[str, Any] = orjson.loads(path.read_bytes())
@@ -170,6 +183,7 @@ def _read_config(path: Path) -> tuple[DrafterConfig, str]:
             target_layer_ids=read["dflash_config"]["target_layer_ids"],
             mask_token_id=read["dflash_config"]["mask_token_id"],
             block_size=read["block_size"],
+            markov_rank=read.get("markov_rank", 0),
         )
     except (orjson.JSONDecodeError, KeyError, TypeError, BadInput) as error:
         raise Corrupt(f"{path}: not a drafter's configuration: {error!r}") from error

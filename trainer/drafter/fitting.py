@@ -51,6 +51,7 @@ def drafter_config(target: PreTrainedConfig, shape: DrafterShape, model_dir: str
         if shape.mask_token_id >= 0
         else unused_token_id(model_dir, text.vocab_size),
         block_size=shape.block_size,
+        markov_rank=shape.markov_rank,
     )
 
 

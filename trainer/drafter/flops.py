@@ -48,12 +48,13 @@ def step_flops(config: DrafterConfig, size: StepSize) -> StepFlops:
     query, key = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
     injected = 2 * hidden * key
     layer = injected + 2 * hidden * query + 3 * hidden * config.intermediate_size
+    head = config.vocab_size * (4 * hidden + 6 * config.markov_rank)  # the correction is trained
     fused = len(config.target_layer_ids) * hidden * hidden
     pairs = sum(size.num_seen_pairs[kind] for kind in config.layer_types)
     return StepFlops(
         layers=6 * config.num_layers * layer * size.num_block_tokens,
         context=6 * (fused + config.num_layers * injected) * size.num_context,
-        head=4 * hidden * config.vocab_size * size.num_scored,
+        head=head * size.num_scored,
         # Scores and mixing, 2 operations each per head dimension; twice that backward.
         attention=3 * 4 * query * pairs,
     )

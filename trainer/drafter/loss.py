@@ -13,7 +13,7 @@ B batch, A anchors, K scored places of a block, D hidden, V vocab, N rows = B*A*
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +22,7 @@ from torch import Tensor
 
 from dflash_workers.contract.errors import BadInput
 from trainer.drafter.blocks import BlockLabels
+from trainer.drafter.heads import Correction
 
 DECAY, DPACE = "decay", "dpace"
 
@@ -74,9 +75,10 @@ def block_loss(
     head_VD: Tensor,
     recipe: LossRecipe,
     *,
+    correction: Correction | None = None,
     teacher_BAKD: Tensor | None = None,
 ) -> LossSums:
-    """Loss sums of the scored places of each block.
+    """Loss sums of the scored places of each block; `correction`, of their rows, is the head's.
 
     `teacher_BAKD` are the target's final states at the places before, whose own logits judge the
     same tokens; only recipes that need a teacher take them.
@@ -84,8 +86,9 @@ def block_loss(
     if recipe.needs_teacher != (teacher_BAKD is not None):
         raise BadInput(f"{recipe}: the target's final states are needed if and only if a term is")
     teacher_ND = None if teacher_BAKD is None else teacher_BAKD.flatten(0, 2)
+    more = (None, None) if correction is None else (correction.rows_NR, correction.table_VR)
     numerator, weight, hits_N, entropy_N = _ChunkedLoss.apply(  # type: ignore[no-untyped-call]
-        hidden_BAKD.flatten(0, 2), labels, head_VD, recipe, teacher_ND
+        hidden_BAKD.flatten(0, 2), *more, labels, head_VD, recipe, teacher_ND
     )
     hits_BAK = hits_N.view_as(labels.exist_BAK)
     return LossSums(
@@ -102,42 +105,56 @@ def block_loss(
 class _ChunkedLoss(torch.autograd.Function):
     """Sum of weighted losses over rows, with the gradient taken on the way.
 
-    The head is frozen, so the rows' gradient is all that backward needs: it is made while a
-    chunk's logits are at hand, which saves computing them a second time.
+    The head is frozen, so the gradients of the rows (and of a correction's rows and table) are all
+    that backward needs: they are made while a chunk's logits are at hand, which saves computing
+    them a second time.
     """
 
     @staticmethod
     def forward(
         ctx: Any,
         rows_ND: Tensor,
+        more_NR: Tensor | None,
+        table_VR: Tensor | None,
         labels: BlockLabels,
         head_VD: Tensor,
         recipe: LossRecipe,
         teacher_ND: Tensor | None,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        products = [(rows_ND, head_VD)]
+        if more_NR is not None and table_VR is not None:
+            products.append((more_NR, table_VR))
         num_places = labels.ids_BAK.shape[-1]
         score = _scorer(recipe, num_places, compiled=rows_ND.is_cuda)
         labels_N, exist_N = labels.ids_BAK.flatten(), labels.exist_BAK.flatten()
-        gradient_ND = torch.empty_like(rows_ND)
+        slopes, table_slopes = _zeros(r for r, _ in products), _zeros(t for _, t in products[1:])
         parts = []
         for part in _chunks(len(rows_ND), num_places, recipe.chunk_rows):
+            logits_NV = _logits(rows_ND[part], head_VD)
+            for rows, table in products[1:]:
+                logits_NV += _logits(rows[part], table)
             teacher_NV = None if teacher_ND is None else _logits(teacher_ND[part], head_VD)
-            slope_NV, *sums = score(
-                _logits(rows_ND[part], head_VD), labels_N[part], exist_N[part], teacher_NV
-            )
-            gradient_ND[part] = slope_NV @ head_VD
-            del slope_NV, teacher_NV  # before the next chunk's are made
+            slope_NV, *sums = score(logits_NV, labels_N[part], exist_N[part], teacher_NV)
+            for slope, (_, table) in zip(slopes, products, strict=True):
+                slope[part] = slope_NV @ table
+            for slope, (rows, _) in zip(table_slopes, products[1:], strict=True):
+                slope += slope_NV.T @ rows[part]
+            del logits_NV, slope_NV, teacher_NV  # before the next chunk's are made
             parts.append(sums)
         loss_N, weight_N, hits_N, entropy_N = (torch.cat(p) for p in zip(*parts, strict=True))
         weight = weight_N.sum()
-        ctx.save_for_backward(gradient_ND)
+        ctx.save_for_backward(*slopes, *table_slopes)
         ctx.mark_non_differentiable(weight, hits_N, entropy_N)
         return loss_N.sum(), weight, hits_N, entropy_N
 
     @staticmethod
     def backward(ctx: Any, numerator: Tensor, *_others: Tensor) -> tuple[Tensor | None, ...]:
-        (gradient_ND,) = ctx.saved_tensors
-        return gradient_ND * numerator, None, None, None, None
+        slopes = [slope * numerator for slope in ctx.saved_tensors]  # of the first 1 or 3 inputs
+        return *slopes, *[None] * (7 - len(slopes))
+
+
+def _zeros(like: Iterable[Tensor]) -> list[Tensor]:
+    return [torch.zeros_like(tensor) for tensor in like]
 
 
 def _chunks(num_rows: int, num_places: int, chunk_rows: int) -> list[slice]:

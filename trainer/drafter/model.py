@@ -23,6 +23,7 @@ from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
 from dflash_workers.contract.errors import BadInput
 from trainer.drafter.config import DrafterConfig
+from trainer.drafter.heads import make_head
 from trainer.drafter.mask import BlockLayout, Mask, dense_mask
 from trainer.drafter.rotary import Rotary, Rotation, rotate
 
@@ -41,6 +42,7 @@ class Drafter(nn.Module):
         self.layers = nn.ModuleList(DrafterLayer(config) for _ in range(config.num_layers))
         self.norm = _norm(config, config.hidden_size)
         self.rotary = Rotary(config)
+        self.markov_head = make_head(config.vocab_size, config.markov_rank)  # the format's name
 
     def forward(self, block_BQD: Tensor, context: list[KeysValues], anchors_BA: Tensor) -> Tensor:
         """Final states of the blocks' tokens, [B, Q, D], in rows of one document each; `context`

@@ -52,11 +52,14 @@ class Objective:
         """
         embedded_BQD = self._ends.embed(self.drafter.block_ids(batch.ids_BL, batch.anchors_BA))
         hidden_BAKD = self.block_states(features_BLF, embedded_BQD, batch)
+        head = self.drafter.markov_head
+        labels = block_labels(batch, self.drafter.config.num_drafts)
         return block_loss(
-            hidden_BAKD[:, :, 1:],
-            block_labels(batch, self.drafter.config.block_size),
+            hidden_BAKD[:, :, head.first_offset :],
+            labels,
             self._ends.head_VD,
             self._recipe,
+            correction=head.correction(labels.before_BAK.flatten()),
             teacher_BAKD=None if teacher_BLD is None else self._teacher(teacher_BLD, batch),
         )
 
@@ -78,7 +81,7 @@ class Objective:
 
     def _teacher(self, teacher_BLD: Tensor, batch: BlockBatch) -> Tensor:
         """The states whose logits judge the scored tokens: each one place before its token."""
-        offsets_K = torch.arange(self.drafter.config.block_size - 1, device=teacher_BLD.device)
+        offsets_K = torch.arange(self.drafter.config.num_drafts, device=teacher_BLD.device)
         places_BAK = (batch.anchors_BA.clamp_min(0)[:, :, None] + offsets_K).clamp_max(
             teacher_BLD.shape[1] - 1
         )

@@ -1,8 +1,10 @@
 """Decoding: the target alone, the target with a drafter, and a drafter judged along a known reply.
 
-Used by evaluate.py, on the whole target in fp32, at temperature 0. Invariant: speculation changes
-the speed and never the reply, because each token is the target's own best one; only where its two
-best logits are a rounding error apart may another shape of the same computation choose the other.
+Used by evaluate.py, on the whole target in fp32. Invariant: speculation changes the speed and never
+the reply, because each token is the target's own choice: its best one or, at a temperature, a
+sample of its distribution, and a draft is kept where it is that choice. At a temperature this is
+rejection sampling of drafts that are certain of themselves. Only where the target's two best logits
+are a rounding error apart may another shape of the same computation choose the other.
 A block is drafted from the features of all positions before its anchor: the anchor's own comes into
 being when the target verifies the block. Source: arXiv 2602.06036, section 4.3.
 
@@ -12,7 +14,7 @@ B batch, L context length, K block size, V vocab.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -21,6 +23,8 @@ from transformers import DynamicCache
 
 from trainer.drafter.model import Drafter
 from trainer.online.target import FrozenTarget
+
+Choose = Callable[[Tensor], list[int]]  # logits, [L, V] -> an id for each row
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +49,25 @@ class SpeculativeReply:
 
     ids: list[int]
     tokens_by_step: list[int]  # of each verify step: the drafts that hit and the target's own
+
+
+def best_ids(logits_LV: Tensor) -> list[int]:
+    """The choice at temperature 0."""
+    best: list[int] = logits_LV.argmax(-1).tolist()
+    return best
+
+
+class Sampler:
+    """Choices at a temperature above 0; the same seed makes the same ones on the same device."""
+
+    def __init__(self, temperature: float, seed: int, device: torch.device) -> None:
+        self._temperature = temperature
+        self._generator = torch.Generator(device).manual_seed(seed)
+
+    def __call__(self, logits_LV: Tensor) -> list[int]:
+        probs_LV = (logits_LV.float() / self._temperature).softmax(-1)
+        drawn: list[int] = torch.multinomial(probs_LV, 1, generator=self._generator)[:, 0].tolist()
+        return drawn
 
 
 @torch.inference_mode()
@@ -77,13 +100,17 @@ def decode_greedily(
 
 @torch.inference_mode()
 def decode_speculatively(
-    target: FrozenTarget, drafter: Drafter, prompt: Sequence[int], limits: Limits
+    target: FrozenTarget,
+    drafter: Drafter,
+    prompt: Sequence[int],
+    limits: Limits,
+    choose: Choose = best_ids,
 ) -> SpeculativeReply:
     """One reply by drafting and verifying."""
     device = target.head_VD.device
     cache = _Cache(target, goes_back=True)
     ids = list(prompt)
-    ids.append(int(cache.append(torch.tensor([ids], device=device))[-1]))
+    ids += choose(cache.append(torch.tensor([ids], device=device))[-1:])
     cache.drop_last(0)
     context = drafter.read_context(target.take_features())
     tokens_by_step: list[int] = []
@@ -92,8 +119,8 @@ def decode_speculatively(
         anchors_BA = torch.tensor([[start]], device=device)
         ids_BL = torch.tensor([ids], device=device)
         drafts = _draft(target, drafter, ids_BL, anchors_BA, context)[0]
-        best = cache.append(torch.tensor([[ids[-1], *drafts]], device=device))
-        num_hits = _num_hits(drafts, best)
+        chosen = choose(cache.append(torch.tensor([[ids[-1], *drafts]], device=device)))
+        num_hits = _num_hits(drafts, chosen)
         cache.drop_last(len(drafts) - num_hits)
         new_context = drafter.read_context(
             target.take_features()[:, : num_hits + 1], first_position=start
@@ -103,7 +130,7 @@ def decode_speculatively(
             for (k, v), (new_k, new_v) in zip(context, new_context, strict=True)
         ]
         room = limits.max_new_tokens - (len(ids) - len(prompt))
-        new_ids = _until_stop(best[: num_hits + 1][:room], limits.stop_ids)
+        new_ids = _until_stop(chosen[: num_hits + 1][:room], limits.stop_ids)
         tokens_by_step.append(len(new_ids))
         ids += new_ids
     return SpeculativeReply(ids[len(prompt) :], tokens_by_step)
@@ -155,12 +182,11 @@ class _Cache:
         logits: Tensor = output.logits
         return logits
 
-    def append(self, ids_BL: Tensor) -> list[int]:
-        """The best next id after each of one sequence's ids."""
+    def append(self, ids_BL: Tensor) -> Tensor:
+        """Logits, [L, V], of what follows each of one sequence's ids."""
         first = self._cache.get_seq_length()
         positions_BL = torch.arange(first, first + ids_BL.shape[1], device=ids_BL.device)[None]
-        best: list[int] = self.extend(ids_BL, positions_BL, None)[0].argmax(-1).tolist()
-        return best
+        return self.extend(ids_BL, positions_BL, None)[0]
 
     def drop_last(self, num_tokens: int) -> None:
         """Forget ids; with 0, only what was kept to be able to."""
@@ -174,13 +200,14 @@ def _draft(
     anchors_BA: Tensor,
     context: list[tuple[Tensor, Tensor]],
 ) -> list[list[int]]:
-    """The K-1 ids that the drafter proposes after each anchor of one sequence."""
+    """The ids that the drafter proposes after each anchor of one sequence."""
     embedded_BQD = target.embed(drafter.block_ids(ids_BL, anchors_BA))
     hidden_BQD = drafter(embedded_BQD, context, anchors_BA)
     hidden_AKD = hidden_BQD[0].unflatten(0, (-1, drafter.config.block_size))
-    # In this order a CPU needs half the time for so few rows.
-    logits_VN = target.head_VD @ hidden_AKD[:, 1:].flatten(0, 1).T
-    drafts: list[list[int]] = logits_VN.argmax(0).view(len(hidden_AKD), -1).tolist()
+    head = drafter.markov_head
+    drafts: list[list[int]] = head.draft(
+        hidden_AKD, ids_BL[0, anchors_BA[0]], target.head_VD
+    ).tolist()
     return drafts
 
 

@@ -15,6 +15,7 @@ from torch import nn
 
 from dflash_workers.contract.errors import BadInput
 from trainer.drafter.config import DrafterConfig
+from trainer.drafter.heads import MarkovHead
 from trainer.drafter.model import Drafter
 
 RANDOM_STD = 0.02  # the initializer_range of the format's config
@@ -40,7 +41,7 @@ def untrained_drafter(
 
 
 def start_at_random(drafter: Drafter, seed: int) -> None:
-    """Normal projections, zero biases, unit norms."""
+    """Normal projections, zero biases, unit norms; a head's correction begins at nothing."""
     generator = torch.Generator().manual_seed(seed)
     for name, parameter in drafter.named_parameters():
         if parameter.dim() == 2:
@@ -48,6 +49,8 @@ def start_at_random(drafter: Drafter, seed: int) -> None:
             parameter.data.copy_(random)
         else:
             nn.init.constant_(parameter, 0.0 if name.endswith("bias") else 1.0)
+    if isinstance(drafter.markov_head, MarkovHead):
+        nn.init.zeros_(drafter.markov_head.markov_w2.weight)
 
 
 def copy_target_layers(drafter: Drafter, layers: nn.ModuleList, norm: nn.Module) -> None:

@@ -16,7 +16,7 @@ IDS = torch.arange(100, 122).view(2, 11)
 def test_a_label_is_the_anchors_documents_own_token_or_none() -> None:
     batch = BlockBatch(IDS, POSITIONS, ANCHORS)
 
-    labels = block_labels(batch, block_size=4)
+    labels = block_labels(batch, num_drafts=3)
 
     for row, slot in torch.cartesian_prod(torch.arange(2), torch.arange(4)).tolist():
         anchor = int(ANCHORS[row, slot])
@@ -26,6 +26,7 @@ def test_a_label_is_the_anchors_documents_own_token_or_none() -> None:
             assert bool(labels.exist_BAK[row, slot, k - 1]) == exists
             if exists:
                 assert int(labels.ids_BAK[row, slot, k - 1]) == int(IDS[row, anchor + k])
+                assert int(labels.before_BAK[row, slot, k - 1]) == int(IDS[row, anchor + k - 1])
 
 
 def test_a_block_starts_where_its_anchors_document_does() -> None:

@@ -59,6 +59,26 @@ def test_an_export_in_fp32_comes_back_the_same(drafter: Drafter, tmp_path: Path)
     assert all(torch.equal(a, b) for a, b in pairs)
 
 
+def test_a_dspark_drafter_says_so_and_comes_back_the_same(
+    small_config: DrafterConfig, tmp_path: Path
+) -> None:
+    drafter = Drafter(dataclasses.replace(small_config, markov_rank=6))
+    start_at_random(drafter, 0)
+    export_drafter(drafter, tmp_path / "out", dtype="float32", provenance={})
+
+    config = orjson.loads((tmp_path / "out/config.json").read_bytes())
+    tensors = load_file(tmp_path / "out/model.safetensors")
+    loaded = load_export(tmp_path / "out")
+
+    assert config["architectures"] == ["Qwen3DSparkModel"]
+    assert (config["markov_rank"], config["markov_head_type"]) == (6, "vanilla")
+    for name in ("markov_head.markov_w1.weight", "markov_head.markov_w2.weight"):
+        assert tensors[name].shape == (512, 6)
+    assert loaded.config == drafter.config
+    pairs = zip(loaded.state_dict().values(), drafter.state_dict().values(), strict=True)
+    assert all(torch.equal(a, b) for a, b in pairs)
+
+
 def test_an_export_says_what_servers_look_for(drafter: Drafter, tmp_path: Path) -> None:
     export_drafter(drafter, tmp_path / "out", provenance={"run": "r"})
 

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from dflash_workers.contract.errors import BadInput
 from trainer.drafter.blocks import BlockBatch, BlockLabels, block_labels
+from trainer.drafter.heads import Correction
 from trainer.drafter.loss import LossRecipe, LossSums, block_loss
 
 # Rows of 5 and 3 tokens; blocks of 3, so two scored places each.
@@ -31,7 +32,7 @@ RECIPES = [
 
 
 def labels() -> BlockLabels:
-    return block_labels(BlockBatch(IDS, POSITIONS, ANCHORS), block_size=3)
+    return block_labels(BlockBatch(IDS, POSITIONS, ANCHORS), num_drafts=2)
 
 
 def tensors(seed: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -99,6 +100,27 @@ def test_sums_and_gradient_are_those_of_whole_logits_however_chunked(
     assert torch.allclose(gradient, wanted_gradient.float(), atol=2e-5)
 
 
+@pytest.mark.parametrize("chunk_rows", [1, 3, 100])
+def test_a_correction_moves_the_logits_and_is_trained_with_them(chunk_rows: int) -> None:
+    hidden, teacher, head = tensors(0)
+    more = torch.randn(2, 2, 2, 5, requires_grad=True)
+    table = torch.randn(10, 5, requires_grad=True)
+    recipe = dataclasses.replace(RECIPES[0], chunk_rows=chunk_rows)
+    # One product over joined operands is the sum of two.
+    joined, joined_head = torch.cat((hidden, more), dim=-1), torch.cat((head, table), dim=-1)
+    unused = torch.cat((teacher, torch.zeros(2, 2, 2, 5)), dim=-1)
+    wanted, _ = written_out(joined, unused, joined_head, recipe)
+    wanted_gradients = torch.autograd.grad(wanted * 3, [hidden, more, table])
+
+    correction = Correction(more.flatten(0, 2), table)
+    sums = block_loss(hidden, labels(), head, recipe, correction=correction)
+    gradients = torch.autograd.grad(sums.numerator * 3, [hidden, more, table])
+
+    assert float(sums.numerator.detach()) == pytest.approx(float(wanted.detach()), rel=1e-5)
+    for gradient, wanted_gradient in zip(gradients, wanted_gradients, strict=True):
+        assert torch.allclose(gradient, wanted_gradient.float(), atol=1e-4)
+
+
 def test_hits_acceptance_and_entropy_are_counted_over_labels_alone() -> None:
     hidden, teacher, head = tensors(0)
     sums = loss_of(hidden, teacher, head, RECIPES[0])
@@ -127,7 +149,8 @@ def test_a_hit_behind_a_miss_is_not_accepted() -> None:
     head = torch.eye(10, 16)
     hidden = torch.zeros(1, 1, 3, 16)
     hidden[0, 0, [0, 1, 2], [3, 9, 5]] = 1.0  # drafts 3, 9, 5 where 3, 4, 5 are right
-    right = BlockLabels(torch.tensor([[[3, 4, 5]]]), torch.ones(1, 1, 3, dtype=torch.bool))
+    ids, before = torch.tensor([[[3, 4, 5]]]), torch.tensor([[[2, 3, 4]]])
+    right = BlockLabels(ids, before, torch.ones(1, 1, 3, dtype=torch.bool))
 
     sums = block_loss(hidden, right, head, LossRecipe(GAMMA))
 

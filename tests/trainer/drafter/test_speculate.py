@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +14,7 @@ from transformers import AutoModelForCausalLM, GenerationConfig
 from trainer.drafter.model import Drafter
 from trainer.drafter.speculate import (
     Limits,
+    Sampler,
     accepted_along,
     decode_greedily,
     decode_speculatively,
@@ -37,9 +40,12 @@ def target(target_dir: Path) -> FrozenTarget:
     return load_target(str(target_dir), [1, 3], dtype=torch.float32, device=torch.device("cpu"))
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="module", params=[0, 8], ids=["plain", "dspark"])
 def drafter(
-    target_dir: Path, target: FrozenTarget, tmp_path_factory: pytest.TempPathFactory
+    request: pytest.FixtureRequest,
+    target_dir: Path,
+    target: FrozenTarget,
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> Drafter:
     """Trained on the very replies, so that drafts do hit."""
     replies = decode_greedily(target, PROMPTS, LIMITS)
@@ -48,7 +54,8 @@ def drafter(
         for i, (p, r) in enumerate(zip(PROMPTS, replies, strict=True))
     ]
     changes = ["num_steps=80", "data.min_samples=1", "optimizer.learning_rate=1e-2"]
-    recipe = named_recipe("smollm2_cpu", [*changes, "drafter.target_layer_ids=[1,3]"])
+    changes += ["drafter.target_layer_ids=[1,3]", f"drafter.markov_rank={request.param}"]
+    recipe = named_recipe("smollm2_cpu", changes)
     out = tmp_path_factory.mktemp("drafter")
     paths = TrainPaths(str(target_dir), out)
     report = train_on(
@@ -83,6 +90,42 @@ def test_speculation_changes_no_token_and_saves_steps(
     assert [r.ids for r in replies] == [r.ids for r in plain]
     assert all(sum(r.tokens_by_step) == 15 for r in replies)  # the first comes with the prompt
     assert np.mean([n for r in replies for n in r.tokens_by_step]) > 1.5
+
+
+@torch.no_grad()
+def probability(
+    target: FrozenTarget, prompt: list[int], ids: Sequence[int], temperature: float
+) -> float:
+    """Of the reply that begins with `ids`, by one forward over all of it."""
+    logits_LV = target.model(torch.tensor([[*prompt, *ids]])).logits[0, len(prompt) - 1 : -1]
+    probs_LV = (logits_LV.double() / temperature).softmax(-1)
+    return float(probs_LV[torch.arange(len(ids)), list(ids)].prod())
+
+
+def test_sampled_speculation_has_the_targets_own_distribution(
+    target: FrozenTarget, drafter: Drafter
+) -> None:
+    prompt, num_replies = PROMPTS[0], 120
+    limits = Limits(max_new_tokens=3, stop_ids=frozenset())
+    likely = decode_greedily(target, [prompt], limits)[0].ids
+    # The drafter knows the greedy reply: it is to be hit often and missed often.
+    temperature = next(
+        t
+        for t in (0.01 * 1.3**n for n in range(40))
+        if probability(target, prompt, likely, t) < 0.6
+    )
+    choose = Sampler(temperature, seed=0, device=torch.device("cpu"))
+
+    replies = [
+        decode_speculatively(target, drafter, prompt, limits, choose) for _ in range(num_replies)
+    ]
+
+    counts = Counter(tuple(r.ids) for r in replies)
+    assert len(counts) > 1
+    for ids, count in counts.most_common(5):
+        share = probability(target, prompt, ids, temperature)
+        assert abs(count / num_replies - share) < 5 * (share * (1 - share) / num_replies) ** 0.5
+    assert max(n for r in replies for n in r.tokens_by_step) > 1
 
 
 def test_decoding_accepts_what_training_predicts(target: FrozenTarget, drafter: Drafter) -> None:
