@@ -15,6 +15,7 @@ import argparse
 import hashlib
 import os
 import random
+import resource
 import subprocess
 import sys
 import tempfile
@@ -56,6 +57,7 @@ class Done:
 
     report: Json
     wall_s: float
+    cpu_s: float  # of all its processes, without S3 and Redis
     peak_mb: float  # of all its processes together; what they share counts once
 
 
@@ -83,9 +85,9 @@ def main(arguments: list[str]) -> int:
 PROSE = """\
 JSON Lines of about 1 KB each. `plan_rate` is over a call of `Run.enqueue`: planning into the
 embedded SeaweedFS and a hint per batch of 64 into the embedded Redis, which use the same cores.
-`replan_rate` is over the same call again, when every batch has its commit. `rss_mb` is of all the
-producer's processes. `limit_rate` is one process that reads, parses, hashes, compresses and writes
-the same bytes; of two runs, before and after, the faster one."""
+`replan_rate` is over the same call again, when every batch has its commit. `rss_mb` and `cpu_us`
+are of all the producer's processes. `limit_rate` is one process that reads, parses, hashes,
+compresses and writes the same bytes; of two runs, before and after, the faster one."""
 
 
 def measure(num_rows: int) -> list[Figure]:
@@ -111,8 +113,10 @@ def measure(num_rows: int) -> list[Figure]:
         Figure("producer.plan_rate", rate, 20_000, "higher", "prompts/s"),
         Figure("producer.limit_rate", limit, None, "higher", "prompts/s"),
         Figure("producer.ratio_to_limit", rate / limit, 0.5, "higher", "ratio"),
+        Figure("producer.cpu_us", planned.cpu_s / num_rows * 1e6, None, "lower", "µs/prompt"),
         Figure("producer.rss_mb", planned.peak_mb, 400, "lower", "MB"),
         Figure("producer.replan_rate", num_rows / again.wall_s, 100_000, "higher", "prompts/s"),
+        Figure("producer.replan_cpu_us", again.cpu_s / num_rows * 1e6, None, "lower", "µs/prompt"),
         Figure("producer.replan_rss_mb", again.peak_mb, 400, "lower", "MB"),
     ]
 
@@ -164,16 +168,23 @@ def enqueue(prompts: Path, settings: Settings) -> Done:
     if process.returncode:
         raise RuntimeError(f"enqueue ended with {process.returncode}")
     report = orjson.loads(output)
-    return Done(report, report["wall_s"], peak.num_bytes / MB)
+    return Done(report, report["wall_s"], report["cpu_s"], peak.num_bytes / MB)
 
 
 def enqueue_here(prompts: Path) -> Json:
     """The report of `Run.enqueue`, and the time it took."""
     settings = load_settings({})
     with Run.create(settings, settings.model) as run:
-        started = time.perf_counter()
+        started, started_cpu_s = time.perf_counter(), _cpu_s()
         report = run.enqueue(prompts)
-        return asdict(report) | {"wall_s": time.perf_counter() - started}
+        wall_s, cpu_s = time.perf_counter() - started, _cpu_s() - started_cpu_s
+        return asdict(report) | {"wall_s": wall_s, "cpu_s": cpu_s}
+
+
+def _cpu_s() -> float:
+    """That this process and its children which have ended have taken."""
+    spent = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(usage.ru_utime + usage.ru_stime for usage in spent)
 
 
 def commit_all(store: Store, run: str) -> None:

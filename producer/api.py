@@ -117,8 +117,8 @@ class Run:
         check_redis(self.hints.redis, self.settings)
         if Control(self.store, self.spec.run).state() is RunState.CANCELLED:
             raise Conflict(f"run {self.spec.run!r} is cancelled: plan in another run")
-        planned = self._plan(inputs, options)
-        num_sent = self._send(planned, options.max_queued)
+        planned, ledger = self._plan(inputs, options)
+        num_sent = self._send(planned, ledger, options.max_queued)
         return EnqueueReport(
             num_rows=planned.num_rows,
             num_planned=planned.num_planned,
@@ -189,11 +189,9 @@ class Run:
     ) -> None:
         self.close()
 
-    def _send(self, planned: PlanReport, max_queued: int | None) -> int:
+    def _send(self, planned: PlanReport, ledger: Ledger, max_queued: int | None) -> int:
         try:
-            return send_planned(
-                self._ledger(), self.hints, queue_of(self.spec), max_queued=max_queued
-            )
+            return send_planned(ledger, self.hints, queue_of(self.spec), max_queued=max_queued)
         except QueueUnavailable as error:
             raise QueueUnavailable(
                 f"{planned.num_planned} new prompts are planned, but not all hints are sent: "
@@ -203,11 +201,11 @@ class Run:
     def _ledger(self) -> Ledger:
         return Ledger(self.store, self.spec.run)
 
-    def _plan(self, inputs: Inputs, options: EnqueueOptions) -> PlanReport:
+    def _plan(self, inputs: Inputs, options: EnqueueOptions) -> tuple[PlanReport, Ledger]:
         # The log may take hundreds of MB, none of which the sending of hints has to hold.
         log = read_log(self.store, self.spec.run)
         outcomes = read_outcomes(inputs, options, self._rules(options), self.settings, log)
-        return plan(log, outcomes, options.plan_options())
+        return plan(log, outcomes, options.plan_options()), log.ledger
 
     def _rules(self, options: EnqueueOptions) -> Rules:
         spec, model_dir = self.spec, self.settings.model

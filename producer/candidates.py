@@ -1,16 +1,16 @@
 """Items -> candidates: what may be planned, under which id, how often; or why it may not.
 
 Takes items from <- sources/, normal forms from schemas.py and conversations.py; hands outcomes to
--> plan.py. The same row always gives the same keys and digests, whatever its file, its metadata or
-the order of its keys; all draws are by hash of the row's id, so that no row needs another. A line
-that the plan had under the very same rules is known by its digest and is not parsed again: this is
-what makes planning a file for the second time fast.
+-> plan.py, by way of crew.py. The same row always gives the same keys and digests, whatever its
+file, its metadata or the order of its keys; all draws are by hash of the row's id, so that no row
+needs another. A line that the plan had under the very same rules is known by its digest and is not
+parsed again: this is what makes planning a file for the second time fast.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Container, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from reprlib import repr as short
 from typing import Any, NamedTuple
 
@@ -19,10 +19,11 @@ import orjson
 from dflash_workers.contract.errors import PromptRejected
 from dflash_workers.contract.records import Json, Prompt, Refusal
 from producer.conversations import turns_of
+from producer.known import NO_LINES, KnownLines
 from producer.limits import Gate
 from producer.rules import LineHash, Rules
-from producer.schemas import read_conversation
-from producer.sources.inputs import Item, parse_line
+from producer.schemas import Conversation, conversation_of, read_conversation
+from producer.sources.inputs import Item, check_exact, is_shallow, parse_line
 
 ID_KEYS = ("id", "custom_id", "uuid")
 EXCERPT_CHARS = 200
@@ -69,28 +70,12 @@ Outcome = Candidate | Refusal | Known | NotDrawn
 
 
 def read_candidates(
-    items: Iterable[tuple[str, Item | Known]],
+    items: Iterable[tuple[str, Item]],
     rules: Rules,
-    known_lines: Container[int] = frozenset(),
+    known_lines: KnownLines = NO_LINES,
 ) -> Iterator[Outcome]:
     """The outcomes of each item, in order: one, or one candidate per sample."""
-    reader, line_hash = _Reader(rules), LineHash(rules)
-    for source, item in items:
-        line_digest = ""
-        if isinstance(item, bytes):
-            if digest := line_hash.digest(item, source):
-                if int.from_bytes(digest) in known_lines:
-                    yield Known(source)
-                    continue
-                line_digest = digest.hex()
-            item = parse_line(item, source)
-        if isinstance(item, Refusal | Known):
-            yield item
-            continue
-        try:
-            yield from reader.outcomes(item, source, line_digest)
-        except PromptRejected as error:
-            yield Refusal(source, error.reason, error.detail, _excerpt(item))
+    return RowReader(rules, known_lines).read(items)
 
 
 def candidate_of(prompt: Prompt, content_digest: str) -> Candidate:
@@ -106,18 +91,52 @@ def candidate_of(prompt: Prompt, content_digest: str) -> Candidate:
     )
 
 
-class _Reader:
+class RowReader:
     """Rules, made ready for a million rows; remembers ids only where duplicates are renamed."""
 
-    def __init__(self, rules: Rules) -> None:
+    def __init__(self, rules: Rules, known_lines: KnownLines = NO_LINES) -> None:
         self._shape, self._multi_turn, self._draws = rules.shape, rules.multi_turn, rules.draws
         self._gate = Gate(rules.limits)
         self._heldout_bound = rules.draws.heldout_share * _DRAWS
         self._seen_ids: set[bytes] | None = set() if rules.duplicates == "suffix" else None
+        self._line_hash = LineHash(rules)
+        self._known_lines = known_lines if len(known_lines) else None
 
-    def outcomes(self, row: Json, source: str, line_digest: str) -> list[Outcome]:
+    def read(self, items: Iterable[tuple[str, Item]]) -> Iterator[Outcome]:
+        """The outcomes of each item, in order: one, or one candidate per sample."""
+        known = self._known_lines
+        for source, item in items:
+            if isinstance(item, bytes):
+                digest = self._line_hash.digest(item, source)
+                if digest and known is not None and digest in known:
+                    yield Known(source)
+                    continue
+                row, line_digest = parse_line(item, source), digest.hex()
+            else:
+                row, line_digest = item, ""
+            if isinstance(row, Refusal):
+                yield row
+                continue
+            try:
+                conversation = self._conversation(row, item)
+                yield from self._outcomes(conversation, source, line_digest)
+            except PromptRejected as error:
+                yield Refusal(source, error.reason, error.detail, _excerpt(row))
+
+    def _conversation(self, row: Json, item: Item) -> Conversation:
+        """Of a row that can be written again as it is. Raises PromptRejected."""
+        if not isinstance(item, bytes):
+            return read_conversation(row, self._shape)
+        read = conversation_of if is_shallow(item) else read_conversation
+        conversation = read(row, self._shape)
+        rest = conversation.rest
+        is_bare = len(conversation.messages) == 1 and len(rest) == ("id" in rest)
+        if not is_bare or conversation.tools:  # else it holds no number but its id
+            _check_exact(row, item)
+        return conversation
+
+    def _outcomes(self, conversation: Conversation, source: str, line_digest: str) -> list[Outcome]:
         """A candidate per sample, or that none was drawn. Raises PromptRejected."""
-        conversation = read_conversation(row, self._shape)
         turns = turns_of(conversation.messages, self._multi_turn)
         self._gate.check(turns, conversation.tools, conversation.sampling)
         tools, overrides, rest = conversation.tools, conversation.sampling, conversation.rest
@@ -129,7 +148,9 @@ class _Reader:
             row_id = _renamed(row_id, self._seen_ids)
         id_hash = hashlib.sha256(row_id.encode()).digest()
         key = id_hash[:16].hex()
-        heldout = self._is_heldout(rest, id_hash)
+        heldout = int.from_bytes(id_hash[16:24]) < self._heldout_bound
+        if "heldout" in rest:
+            heldout = _wanted_heldout(rest, heldout)
         prompt: Json = {
             "key": key,
             "id": row_id,
@@ -143,8 +164,9 @@ class _Reader:
         line = _line(prompt)
         facts = (key, content_digest, line_digest, heldout, 0, source, line, key)
         drawn = tuple.__new__(Candidate, (*facts, conversation.schema))  # a third of the time
-        num_samples = self._num_samples(source, id_hash)
-        return [drawn] if num_samples == 1 else _sampled(drawn, prompt, num_samples)
+        if self._draws.samples == 1 and not self._draws.weights:
+            return [drawn]
+        return _sampled(drawn, prompt, self._num_samples(source, id_hash))
 
     def _content_digest(self, turns: list[Json], tools: list[Json], overrides: Json) -> str:
         """Of what the target is asked. Raises PromptRejected where it may not be asked that."""
@@ -155,23 +177,23 @@ class _Reader:
         self._gate.check_text(body)
         return hashlib.sha256(body).hexdigest()[:32]
 
-    def _is_heldout(self, rest: Json, id_hash: bytes) -> bool:
-        wanted = rest.pop("heldout", None)
-        if isinstance(wanted, str):  # a table of texts has no other way to say it
-            wanted = _TRUTHS.get(wanted.strip().lower(), wanted)
-        if wanted is None:
-            return int.from_bytes(id_hash[16:24]) < self._heldout_bound
-        if isinstance(wanted, bool):
-            return wanted
-        raise PromptRejected("bad_heldout", f"`heldout` must be true or false: {short(wanted)}")
-
     def _num_samples(self, source: str, id_hash: bytes) -> int:
         """The expected number of samples, its fraction drawn."""
-        if not self._draws.weights:
-            return self._draws.samples
         expected = self._draws.weight_of(source) * self._draws.samples
         whole = int(expected)
         return whole + (int.from_bytes(id_hash[24:32]) < (expected - whole) * _DRAWS)
+
+
+def _wanted_heldout(rest: Json, drawn: bool) -> bool:
+    """What a row says itself, taken out of it; what was drawn where it says nothing."""
+    wanted = rest.pop("heldout")
+    if isinstance(wanted, str):  # a table of texts has no other way to say it
+        wanted = _TRUTHS.get(wanted.strip().lower(), wanted)
+    if wanted is None:
+        return drawn
+    if isinstance(wanted, bool):
+        return wanted
+    raise PromptRejected("bad_heldout", f"`heldout` must be true or false: {short(wanted)}")
 
 
 def _sampled(first: Candidate, prompt: Json, num_samples: int) -> list[Outcome]:
@@ -179,6 +201,8 @@ def _sampled(first: Candidate, prompt: Json, num_samples: int) -> list[Outcome]:
     where it is planned, all of them are."""
     if num_samples == 0:
         return [NotDrawn(first.source)]
+    if num_samples == 1:
+        return [first]
     samples = [first._replace(line_digest="")]
     for sample in range(1, num_samples):
         sample_id = f"{prompt['id']}#{sample}"
@@ -201,6 +225,13 @@ def _renamed(row_id: str, seen: set[bytes]) -> str:
         name = f"{row_id}~{occurrence}"
     seen.add(mark)
     return name
+
+
+def _check_exact(row: Json, line: bytes) -> None:
+    try:
+        check_exact(row, line)
+    except ValueError as error:
+        raise PromptRejected("unsupported_value", str(error)) from error
 
 
 def _pop_id(rest: Json) -> str:

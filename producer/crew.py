@@ -1,133 +1,113 @@
-"""Items -> outcomes as candidates.py makes them, in as many processes as there are cores.
+"""Pieces -> outcomes as candidates.py makes them, in as many processes as there are cores.
 
-Called by intake.py in place of read_candidates: the same outcomes in the same order. To read a row
-takes three times as long as to plan it, so that one process would leave all cores idle but one. A
-short input starts no process. Readers work on chunks of items while the caller plans another one's
-outcomes, or reads, too, where it would wait. A reader ends when its pipe does, and so with the
-caller, however that ends. Lines that the plan knows are told apart by the caller, because what it
-knows is too much to be in every process.
+Called by intake.py with what <- sources/ give: the same outcomes in the same order as in one
+process. To read a row takes several times as long as to plan it, so the caller does nothing else
+than plan. A short input starts no process. A reader ends when its pipe does, and so with the
+caller, however that ends. Lines that the plan knows are told apart by the readers, which share one
+list of them.
 """
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 import signal
 import sys
 from collections import deque
-from collections.abc import Container, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from itertools import chain, islice
-from multiprocessing.connection import Connection
+from dataclasses import dataclass, field
+from itertools import chain
+from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any, cast
 
 from dflash_workers.contract.errors import NotEnough
-from producer.candidates import Candidate, Known, Outcome, read_candidates
-from producer.rules import LineHash, Rules
-from producer.sources.inputs import Item, SourcedItem
+from producer.candidates import Candidate, Known, Outcome, RowReader
+from producer.known import NO_LINES, KnownLines
+from producer.rules import Rules
+from producer.sources.inputs import Lines, Piece, SourcedItem
 
-ALONE_ITEMS = 2_000  # before it is worth it to start processes
-CHUNK_ITEMS = 125
+ALONE_ROWS = 2_000  # before it is worth it to start processes
+CHUNK_ITEMS = 125  # of what comes row by row
 MAX_READERS = 8  # as many as one planning process keeps up with
-MAX_BEGUN = 16  # chunks in memory
+MAX_BEGUN = 32  # chunks in memory
+UNCOLLECTED = 100_000  # objects made in a reader before it looks for garbage that holds itself
 
-# A fork has rules and imports at once. If a thread of ours is busy with S3 by then, it holds no
-# lock that reading takes.
+# A fork has rules, imports and known lines at once. If a thread of ours is busy with S3 by then, it
+# holds no lock that reading takes.
 _PROCESSES = (
     multiprocessing.get_context("fork")
     if sys.platform == "linux"
     else multiprocessing.get_context("spawn")
 )
 
-_Item = tuple[str, Item | Known]
+_Chunk = Lines | list[SourcedItem]
 _Sent = Outcome | tuple[Any, ...]
 
 
 def read_in_parallel(
-    items: Iterable[SourcedItem],
+    pieces: Iterable[Piece],
     rules: Rules,
-    known_lines: Container[int] = frozenset(),
+    known_lines: KnownLines = NO_LINES,
     num_readers: int | None = None,
 ) -> Iterator[Outcome]:
-    """What read_candidates gives. A reader for every other core, unless a number is given.
+    """What read_candidates gives. A reader for every core, unless a number is given.
 
     Raises NotEnough where a reader dies, which is what a system short of memory does to it.
     """
-    remaining = iter(items)
-    num_readers = num_readers if num_readers is not None else min(MAX_READERS, _num_cores() - 1)
-    # A renamed duplicate depends on all rows before it.
-    if num_readers == 0 or rules.duplicates == "suffix":
-        yield from read_candidates(remaining, rules, known_lines)
-        return
-    yield from read_candidates(islice(remaining, ALONE_ITEMS), rules, known_lines)
-    if (first := next(remaining, None)) is None:
-        return
-    chunks = _chunks(chain([first], remaining), rules, known_lines)
-    with _started(num_readers, rules) as readers:
-        yield from _in_order(readers, chunks, rules)
+    num_readers = num_readers if num_readers is not None else min(MAX_READERS, _num_cores())
+    chunks, reader, num_alone = _chunks(pieces), RowReader(rules, known_lines), 0
+    for chunk in chunks:
+        # A renamed duplicate depends on all rows before it.
+        if num_alone >= ALONE_ROWS and num_readers > 1 and rules.duplicates != "suffix":
+            with _started(num_readers, reader) as readers:
+                yield from _in_order(readers, chain([chunk], chunks))
+            return
+        num_alone += chunk.text.count(b"\n") if isinstance(chunk, Lines) else len(chunk)
+        yield from reader.read(_items(chunk))
 
 
-def _in_order(
-    readers: list[_Reader], chunks: Iterator[list[_Item]], rules: Rules
-) -> Iterator[Outcome]:
-    free, begun = deque(readers), deque[_Reader | list[Outcome]]()
-    done: Iterable[Outcome] = ()
+def _chunks(pieces: Iterable[Piece]) -> Iterator[_Chunk]:
+    """Lines as they are, single rows together."""
+    rows: list[SourcedItem] = []
+    for piece in pieces:
+        is_lines = isinstance(piece, Lines)
+        if rows and (is_lines or len(rows) == CHUNK_ITEMS):
+            yield rows
+            rows = []
+        if isinstance(piece, Lines):
+            yield piece
+        else:
+            rows.append(piece)
+    if rows:
+        yield rows
+
+
+def _items(chunk: _Chunk) -> Iterable[SourcedItem]:
+    return chunk.items() if isinstance(chunk, Lines) else chunk
+
+
+def _in_order(readers: list[_Reader], chunks: Iterator[_Chunk]) -> Iterator[Outcome]:
+    free, begun = deque(readers), deque[_Begun]()
+    busy: dict[Connection, _Begun] = {}
     while True:
         # Before what is done is given away: readers shall work while that is planned.
         while free and len(begun) < MAX_BEGUN and (chunk := next(chunks, None)):
-            if isinstance(known := chunk[0][1], Known) and len(chunk) == 1:
-                begun.append([known])
-            else:
-                free[0].take(chunk)
-                begun.append(free.popleft())
-        yield from done
-        # Rather than wait for the reader whose turn it is, read here.
-        while begun and not _is_done(begun[0]) and len(begun) < MAX_BEGUN:
-            if not (chunk := next(chunks, None)):
-                break
-            begun.append(list(read_candidates(chunk, rules)))
+            work = free[0].begin(chunk)
+            busy[work.reader.pipe] = work
+            begun.append(work)
+            free.popleft()
         if not begun:
             return
-        if isinstance(first := begun.popleft(), _Reader):
-            done = first.outcomes()
-            free.append(first)
-        else:
-            done = first
-
-
-def _is_done(begun: _Reader | list[Outcome]) -> bool:
-    return isinstance(begun, list) or begun.pipe.poll()
-
-
-def _chunks(
-    items: Iterator[SourcedItem], rules: Rules, known_lines: Container[int]
-) -> Iterator[list[_Item]]:
-    """The items, with marks in place of lines that are known."""
-    line_hash = LineHash(rules)
-    while chunk := list(islice(items, CHUNK_ITEMS)):
-        if known_lines:
-            yield _marked(chunk, line_hash, known_lines)
-        else:
-            yield [*chunk]
-
-
-def _marked(
-    chunk: list[SourcedItem], line_hash: LineHash, known_lines: Container[int]
-) -> list[_Item]:
-    """The chunk with a mark for each known line, or one for all where there is nothing else."""
-    known = [
-        isinstance(item, bytes) and int.from_bytes(line_hash.digest(item, source)) in known_lines
-        for source, item in chunk
-    ]
-    first, _ = chunk[0]
-    if all(known):
-        return [(first, Known(first, len(chunk)))]
-    return [
-        (source, Known(source) if is_known else item)
-        for (source, item), is_known in zip(chunk, known, strict=True)
-    ]
+        is_done = begun[0].sent is not None
+        for pipe in wait(busy, 0 if is_done else None):
+            work = busy.pop(cast("Connection", pipe))
+            work.finish()
+            free.append(work.reader)
+        if begun[0].sent is not None:
+            yield from map(_received, begun.popleft().sent or ())
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,55 +117,76 @@ class _Reader:
     process: BaseProcess
     pipe: Connection
 
-    def take(self, chunk: list[_Item]) -> None:
-        """Begin to read a chunk."""
+    def begin(self, chunk: _Chunk) -> _Begun:
+        """Hand a chunk over."""
         try:
             self.pipe.send(chunk)
         except OSError as error:
             raise _killed() from error
+        return _Begun(self)
 
-    def outcomes(self) -> Iterator[Outcome]:
-        """Of the chunk taken, once it is read."""
+
+@dataclass(slots=True)
+class _Begun:
+    """A chunk that a reader has."""
+
+    reader: _Reader
+    sent: list[_Sent] | None = field(default=None)  # its outcomes, once it is read
+
+    def finish(self) -> None:
+        """Take the outcomes from the reader, which is free then."""
         try:
-            sent = cast("list[_Sent]", self.pipe.recv())
+            self.sent = self.reader.pipe.recv()
         except (EOFError, OSError) as error:
             raise _killed() from error
-        return map(_received, sent)
 
 
 @contextmanager
-def _started(num_readers: int, rules: Rules) -> Iterator[list[_Reader]]:
+def _started(num_readers: int, reader: RowReader) -> Iterator[list[_Reader]]:
     readers: list[_Reader] = []
     try:
         for _ in range(num_readers):
             here, there = _PROCESSES.Pipe()
-            callers = [*(reader.pipe for reader in readers), here]
-            arguments = (there, callers, rules)
+            callers = [*(each.pipe for each in readers), here]
+            arguments = (there, callers, reader)
             process = _PROCESSES.Process(target=_read_chunks, args=arguments, daemon=True)
             process.start()
             there.close()
             readers.append(_Reader(process, here))
         yield readers
     finally:
-        for reader in readers:
-            reader.process.terminate()
-            reader.process.join()
-            reader.pipe.close()
+        for each in readers:
+            each.process.terminate()
+            each.process.join()
+            each.pipe.close()
 
 
-def _read_chunks(pipe: Connection, callers: list[Connection], rules: Rules) -> None:
+def _read_chunks(pipe: Connection, callers: list[Connection], reader: RowReader) -> None:
     """What a reader does."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the caller's business
     for end in callers:
         end.close()  # a pipe ends when nobody has its other end any more
+    gc.freeze()  # what it shares with the caller stays shared
+    gc.set_threshold(UNCOLLECTED)
     while True:
         try:
-            chunk: list[_Item] = pipe.recv()
-            outcomes = read_candidates(chunk, rules)
-            # A plain tuple is sent in a third of the time.
-            pipe.send([tuple(o) if type(o) is Candidate else o for o in outcomes])
+            chunk: _Chunk = pipe.recv()
+            pipe.send(_to_send(reader.read(_items(chunk))))
         except (EOFError, OSError):
             return
+
+
+def _to_send(outcomes: Iterable[Outcome]) -> list[_Sent]:
+    """The outcomes, known lines together."""
+    sent: list[_Sent] = []
+    for outcome in outcomes:
+        if isinstance(outcome, Candidate):
+            sent.append(tuple(outcome))  # sent in a third of the time
+        elif isinstance(outcome, Known) and sent and isinstance(known := sent[-1], Known):
+            sent[-1] = Known(known.source, known.num_rows + outcome.num_rows)
+        else:
+            sent.append(outcome)
+    return sent
 
 
 def _received(sent: _Sent) -> Outcome:

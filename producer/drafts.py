@@ -116,7 +116,8 @@ class Draft:
         """The files that the new rows stand in."""
         sources = [candidate.source for candidate in self.candidates]
         sources += [refusal.source for refusal in self.refusals.values()]
-        return set(map(path_of, sources))
+        # Most differ in their number alone: cut it off, and little is left to be looked at.
+        return {path_of(f"{source}0") for source in {s.rstrip("0123456789") for s in sources}}
 
 
 def batches_of(candidates: list[Candidate], options: PlanOptions) -> Iterator[PlannedBatch]:

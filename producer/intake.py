@@ -23,6 +23,7 @@ from producer.crew import read_in_parallel
 from producer.dedup import without_same_content
 from producer.drafts import PlanOptions
 from producer.fingerprint import DEFAULT_POLICIES, RunOptions, make_spec
+from producer.known import KnownLines
 from producer.limits import Limits
 from producer.plan import Survey, survey
 from producer.preflight import check_share, checked
@@ -30,7 +31,7 @@ from producer.rules import Draws, Rules
 from producer.schemas import Shape
 from producer.segments import PlanLog
 from producer.shuffle import shuffled
-from producer.sources.inputs import Input, read_items
+from producer.sources.inputs import Input, Piece, read_items, read_pieces
 
 Inputs = str | Path | Iterable[Input]
 
@@ -96,8 +97,10 @@ def read_outcomes(
     if isinstance(inputs, str | Path):
         inputs = [inputs]
     _check_weights(options.weights, inputs)
-    items = islice(read_items(inputs, settings), options.limit)
-    outcomes = read_in_parallel(items, rules, log.lines)
+    pieces: Iterator[Piece] = read_pieces(inputs, settings)
+    if options.limit is not None:
+        pieces = islice(read_items(inputs, settings), options.limit)
+    outcomes = read_in_parallel(pieces, rules, KnownLines(log.lines))
     if options.drop_same_content:
         outcomes = without_same_content(outcomes, log)
     if options.shuffle is not None:

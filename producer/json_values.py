@@ -15,6 +15,7 @@ import orjson
 
 from dflash_workers.contract.errors import PromptRejected
 from dflash_workers.contract.records import Json
+from producer.sources.rows import check_exact
 
 
 def checked_row(row: Json) -> Json:
@@ -37,6 +38,7 @@ def parse_text(text: str) -> Any:
     """The value that JSON text stands for. Raises ValueError."""
     try:
         value = orjson.loads(text)
+        check_exact(value, text)
     except orjson.JSONDecodeError:
         # The one thing that the standard library reads and orjson doesn't: half an escaped pair.
         value = _parse_slowly(text)

@@ -43,7 +43,10 @@ class OpenSegment:
 
 @dataclass(slots=True)
 class Ledger:
-    """One run's batches. Call `refresh` before each look."""
+    """One run's batches. Call `refresh` before each look.
+
+    Whoever reads or writes segments anyway may show them, in order, by `take_in`.
+    """
 
     store: Store
     run: str
@@ -56,13 +59,24 @@ class Ledger:
     def refresh(self) -> None:
         """Take in new segments and new commits."""
         for segment in read_segments(self.store, self.run, self.num_segments):
-            self._take_in(segment)
+            self.take_in(segment)
         with ThreadPoolExecutor(NUM_LISTERS) as listers:
             committed = dict(zip(self.open, listers.map(self._committed, self.open), strict=True))
         for number, batches in committed.items():
             for batch in batches:
                 self.open[number].sizes.pop(batch, None)
         self.open = {number: segment for number, segment in self.open.items() if segment.sizes}
+
+    def take_in(self, segment: Segment) -> None:
+        """Add the segment that follows those known."""
+        sizes = {batch.batch: len(batch.prompt_keys) for batch in segment.batches}
+        self.open[segment.number] = OpenSegment(segment.road, segment.priority, sizes)
+        self.num_segments += 1
+        self.num_batches += len(sizes)
+        self.num_prompts += sum(
+            len(batch.prompt_keys) for batch in segment.batches if batch.generation == 0
+        )
+        self.sealed = segment.sealed
 
     def uncommitted(self, road: str = "ids") -> list[BatchMessage]:
         """Each batch of a road that lacks a commit, in the order of the plan."""
@@ -88,16 +102,6 @@ class Ledger:
             num_batches_done=self.num_batches - len(sizes),
             sealed=self.sealed,
         )
-
-    def _take_in(self, segment: Segment) -> None:
-        sizes = {batch.batch: len(batch.prompt_keys) for batch in segment.batches}
-        self.open[segment.number] = OpenSegment(segment.road, segment.priority, sizes)
-        self.num_segments += 1
-        self.num_batches += len(sizes)
-        self.num_prompts += sum(
-            len(batch.prompt_keys) for batch in segment.batches if batch.generation == 0
-        )
-        self.sealed = segment.sealed
 
     def _committed(self, number: int) -> list[str]:
         return list(committed_of(self.store, self.run, number))

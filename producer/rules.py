@@ -70,16 +70,20 @@ class LineHash:
         self._rules = rules
         self._is_used = rules.duplicates == "keep-first"
         self._keys: dict[float, bytes] = {}  # by weight
+        self._only_key = b"" if rules.draws.weights else self._key(1.0)
 
     def digest(self, line: bytes, source: str) -> bytes:
         """16 bytes over the line and all that decides its outcome. None where duplicates are
         renamed or forbidden: there every row has to be seen."""
         if not self._is_used:
             return b""
-        weight = self._rules.draws.weight_of(source) if self._rules.draws.weights else 1.0
+        key = self._only_key or self._key(self._rules.draws.weight_of(source))
+        return hashlib.sha256(key + line).digest()[:DIGEST_BYTES]
+
+    def _key(self, weight: float) -> bytes:
         if (key := self._keys.get(weight)) is None:
             key = self._keys[weight] = _rules_key(self._rules, weight)
-        return hashlib.sha256(key + line).digest()[:DIGEST_BYTES]
+        return key
 
 
 def path_of(source: str) -> str:

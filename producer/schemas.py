@@ -65,7 +65,12 @@ class Conversation:
 
 def read_conversation(row: Json, shape: Shape) -> Conversation:
     """The row's conversation. Leaves the row as it is. Raises PromptRejected."""
-    rest = checked_row(row).copy()
+    return conversation_of(checked_row(row), shape)
+
+
+def conversation_of(row: Json, shape: Shape) -> Conversation:
+    """The same, of a row that JSON can surely hold."""
+    rest = row.copy()
     if shape.fields:
         rest = _renamed(rest, shape.fields)
     schema, recorded = "messages", rest.get("messages")

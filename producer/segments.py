@@ -4,12 +4,14 @@ Reads segments from <- plan/log/; written to by -> plan.py. A segment is written
 prompts, refusals, log entry, each once: a crash leaves objects that no segment names, and the same
 segment again has the same bytes under the same keys. Such objects, and those of a lost number,
 stay: readers start from the log and never list prompts, and a producer needs no right to delete.
-In memory a planned prompt takes 140 bytes, and 110 more where its line is known.
+Every segment, read or written, is shown to the ledger.py of the same call, so that nobody reads it
+a second time. In memory a planned prompt takes 140 bytes, and 16 more where its line is known.
 """
 
 from __future__ import annotations
 
 import hashlib
+from array import array
 from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 
@@ -20,6 +22,8 @@ from dflash_workers.contract.plan import read_refusals, read_segments
 from dflash_workers.contract.records import PlannedBatch, Refusal
 from dflash_workers.contract.store import Store
 from producer.drafts import Draft
+from producer.known import high_halves
+from producer.ledger import Ledger
 
 
 @dataclass(slots=True)
@@ -29,7 +33,7 @@ class PlanLog:
     # All hashes as ints, the smallest form that they have.
     contents: dict[int, int] = field(default_factory=dict)  # a planned prompt's key -> content
     generations: dict[int, int] = field(default_factory=dict)  # key -> the highest, where not 0
-    lines: set[int] = field(default_factory=set)
+    lines: array[int] = field(default_factory=lambda: array("Q"))  # halves: see known.py
     refused: set[int] = field(default_factory=set)  # marks
     next_number: int = 0
     sealed: bool = False
@@ -49,8 +53,9 @@ class PlanLog:
         if batch.generation:
             self.generations.update((key, batch.generation) for key in keys)
         else:
-            self.contents.update(zip(keys, map(content_of, batch.content_digests), strict=True))
-            self.lines.update([int(line, 16) for line in batch.line_digests if line])
+            contents = [half >> 4 for half in high_halves(batch.content_digests)]
+            self.contents.update(zip(keys, contents, strict=True))
+            self.lines += high_halves(batch.line_digests)
         return keys
 
 
@@ -58,8 +63,12 @@ class PlanLog:
 class StoredLog(PlanLog):
     """The log of a run in S3."""
 
-    store: Store = field(kw_only=True)
-    run: str = field(kw_only=True)
+    ledger: Ledger = field(kw_only=True)
+    store: Store = field(init=False)
+    run: str = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.store, self.run = self.ledger.store, self.ledger.run
 
     def append(self, draft: Draft) -> bool:
         keys, number = RunKeys(self.run), self.next_number
@@ -84,12 +93,14 @@ class StoredLog(PlanLog):
             self.store.put_new(keys.segment(number), dump(segment))
         except Conflict:
             return False
+        self.ledger.take_in(segment)
         self.next_number += 1
         return True
 
     def read_on(self, mine: Collection[int] = ()) -> set[int]:
         taken: set[int] = set()
         for segment in read_segments(self.store, self.run, self.next_number):
+            self.ledger.take_in(segment)
             self.next_number = segment.number + 1
             self.sealed = segment.sealed
             for batch in segment.batches:
@@ -100,7 +111,7 @@ class StoredLog(PlanLog):
 
 def read_log(store: Store, run: str) -> StoredLog:
     """All of a run's log, as of now."""
-    log = StoredLog(store=store, run=run)
+    log = StoredLog(ledger=Ledger(store, run))
     log.read_on()
     return log
 

@@ -1,1 +1,1 @@
-"""Everything people keep prompts in -> items, one at a time. The door is `inputs.read_items`."""
+"""Everything people keep prompts in -> rows, in one order. The door is `inputs.read_pieces`."""

@@ -18,7 +18,7 @@ from pyarrow.fs import FileType, LocalFileSystem
 
 from dflash_workers.contract.errors import BadInput
 from dflash_workers.contract.settings import Settings
-from producer.sources.places import S3_SCHEME, Place, find_place, list_folder, type_of
+from producer.sources.places import S3_SCHEME, Place, check_name, find_place, list_folder, type_of
 from producer.sources.streams import opened_stream
 
 LINES = (".jsonl", ".ndjson")
@@ -56,6 +56,8 @@ def find_files(name: str, settings: Settings) -> list[Place]:
             raise BadInput(f"{name}: matches no file")
     else:
         raise BadInput(f"{name}: no such file{_advice(name)}")
+    for file in files:
+        check_name(file.name)
     return files
 
 

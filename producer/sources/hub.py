@@ -28,6 +28,9 @@ _ADVICE_NAME = ": check the name; a private or gated data set wants `hf auth log
 _ADVICE_NETWORK = ": check the network, or download the data set's files elsewhere and name those"
 _ADVICE_DOWNLOAD = ": download the data set's files and name those: their types are not guessed"
 
+PROBE_TIMEOUT_S = 4.0  # to connect, and again to answer
+_ON_HUB = re.compile(r"\w[\w.-]*(?:/\w[\w.-]*)?")
+
 _NAME = re.compile(r"(?P<path>[^:@]+)(?::(?P<config>[^:@]+))?(?:@(?P<split>[^:@]+))?")
 
 
@@ -72,8 +75,18 @@ def _load_splits(wanted: _HubName) -> list[tuple[str, Any]]:
     import datasets
 
     datasets.disable_progress_bars()
+    if _ON_HUB.fullmatch(wanted.path) and not Path(wanted.path).exists():
+        _reach_hub()
     loaded = datasets.load_dataset(wanted.path, wanted.config, split=wanted.split, streaming=True)
     return [(wanted.split, loaded)] if wanted.split else list(loaded.items())
+
+
+def _reach_hub() -> None:
+    """Ask once and briefly: the library itself asks for half a minute before it gives up."""
+    from huggingface_hub import constants, get_session
+
+    if not constants.HF_HUB_OFFLINE:  # then only what is cached is read
+        get_session().head(constants.ENDPOINT, timeout=PROBE_TIMEOUT_S)
 
 
 @contextmanager

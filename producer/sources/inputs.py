@@ -1,9 +1,9 @@
 """Inputs -> items: the one door for everything that prompts come in.
 
 An input is a Python mapping, "-" for stdin, a file, a folder, a pattern, an s3:// URL of any of the
-three, or hf:ORG/NAME. Hands (source, item) to -> candidates.py, one at a time: memory stays flat at
-any size. Every row comes out once, as a row or as a Refusal, in the order of the inputs; an input
-that can't be read ends the call, after the rows before the damage.
+three, or hf:ORG/NAME. Hands pieces to -> crew.py, or item by item to candidates.py: memory stays
+flat at any size. Every row comes out once, as a row or as a Refusal, in the order of the inputs; an
+input that can't be read ends the call, after the rows before the damage.
 """
 
 from __future__ import annotations
@@ -24,7 +24,18 @@ from producer.sources.cells import DELIMITERS, read_cells
 from producer.sources.hub import HUB_SCHEME, check_hub_name, read_hub
 from producer.sources.lines import read_lines, refuse_spread_object
 from producer.sources.places import S3_SCHEME, Place
-from producer.sources.rows import BOM, EXCERPT_CHARS, Item, SourcedItem, parse_line, refusal
+from producer.sources.rows import (
+    BOM,
+    EXCERPT_CHARS,
+    Item,
+    Lines,
+    Piece,
+    SourcedItem,
+    check_exact,
+    is_shallow,
+    parse_line,
+    refusal,
+)
 from producer.sources.streams import STDIN_NAME, check_stdin, opened_stdin, opened_stream
 from producer.sources.tables import TABLE_MAGICS, read_arrow, read_parquet
 
@@ -32,10 +43,15 @@ __all__ = [
     "EXCERPT_CHARS",
     "Input",
     "Item",
+    "Lines",
+    "Piece",
     "SourcedItem",
+    "check_exact",
     "check_inputs",
+    "is_shallow",
     "parse_line",
     "read_items",
+    "read_pieces",
 ]
 
 STDIN = "-"
@@ -44,10 +60,20 @@ Input = str | Path | Mapping[str, Any]
 
 
 def read_items(inputs: Iterable[Input], settings: Settings) -> Iterator[SourcedItem]:
-    """(source, item) of every row of every input; `settings` say how to reach s3:// inputs.
+    """(source, item) of every row of every input. Raises what `read_pieces` does."""
+    for piece in read_pieces(inputs, settings):
+        if isinstance(piece, Lines):
+            yield from piece.items()
+        else:
+            yield piece
 
-    Raises BadInput; for a missing file before the first row, unless `inputs` can be walked only
-    once. Raises AccessDenied, Missing or StoreUnavailable for S3 and the hub.
+
+def read_pieces(inputs: Iterable[Input], settings: Settings) -> Iterator[Piece]:
+    """Every row of every input, one by one or many lines in one piece, in order.
+
+    `settings` say how to reach s3:// inputs. Raises BadInput; for a missing file before the first
+    row, unless `inputs` can be walked only once. Raises AccessDenied, Missing or StoreUnavailable
+    for S3 and the hub.
     """
     if isinstance(inputs, Sequence):
         check_inputs(inputs)
@@ -73,7 +99,7 @@ def check_inputs(inputs: Iterable[Input]) -> None:
             files.find_files(name, Settings())
 
 
-def _read_named(name: str, settings: Settings) -> Iterator[SourcedItem]:
+def _read_named(name: str, settings: Settings) -> Iterator[Piece]:
     if name == STDIN:
         return _read_stdin()
     if name.startswith(HUB_SCHEME):
@@ -81,12 +107,12 @@ def _read_named(name: str, settings: Settings) -> Iterator[SourcedItem]:
     return chain.from_iterable(map(_read_file, files.find_files(name, settings)))
 
 
-def _read_stdin() -> Iterator[SourcedItem]:
+def _read_stdin() -> Iterator[Piece]:
     with opened_stdin() as stream:
         yield from _read_stream(stream, STDIN_NAME)
 
 
-def _read_file(place: Place) -> Iterator[SourcedItem]:
+def _read_file(place: Place) -> Iterator[Piece]:
     ending = files.ending_of(place.name)
     if ending in files.PARQUET:
         yield from read_parquet(place)
@@ -97,7 +123,7 @@ def _read_file(place: Place) -> Iterator[SourcedItem]:
             yield from _read_stream(stream, place.name)
 
 
-def _read_stream(stream: io.BufferedReader, name: str) -> Iterator[SourcedItem]:
+def _read_stream(stream: io.BufferedReader, name: str) -> Iterator[Piece]:
     """By the name's ending, and without a telling one by the first character that isn't blank."""
     ending, head = files.ending_of(name), stream.peek()
     if head.startswith(BOM):
@@ -119,4 +145,9 @@ def _row_of_mapping(mapping: Mapping[str, Any], source: str) -> Json | Refusal:
     except (TypeError, ValueError, RecursionError) as error:
         excerpt = repr(mapping).encode(errors="replace")
         return refusal(source, "malformed_json", f"not JSON: {error}", excerpt)
-    return parse_line(line, source)
+    row = parse_line(line, source)
+    try:
+        check_exact(row, line)
+    except ValueError as error:
+        return refusal(source, "unsupported_value", str(error), line)
+    return row

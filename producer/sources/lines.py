@@ -1,12 +1,13 @@
-"""JSON Lines -> items, the lines as they are: parsing them is left to whoever needs the row.
+"""JSON Lines -> pieces of many lines each: cutting them apart is left to whoever needs the rows.
 
-Reads the bytes of <- places.py; hands (source, line) to -> inputs.py. A line ends in "\\n" and in
-nothing else: U+2028, U+0085 and vertical tabs are text. Blank lines are skipped but counted, so
-that a source's number is the one an editor shows. Memory stays flat at any file size.
+Reads the bytes of <- streams.py; hands Lines to -> inputs.py. A line ends in "\\n" and in nothing
+else: U+2028, U+0085 and vertical tabs are text. Blank lines are skipped but counted, so that a
+source's number is the one an editor shows. Memory stays flat at any file size.
 """
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterator
 from functools import partial
 from typing import IO
@@ -14,20 +15,31 @@ from typing import IO
 import orjson
 
 from dflash_workers.contract.errors import BadInput
-from producer.sources.rows import BOM, MAX_ROW_BYTES, SourcedItem
+from producer.sources.rows import BOM, MAX_ROW_BYTES, Lines
+
+PIECE_BYTES = 1 << 17  # read at once: enough rows that handing them over costs each one little
 
 # How a line ends whose object goes on in the next one.
 _OPEN_ENDS = (b"{", b"[", b",", b":")
 
 
-def read_lines(stream: IO[bytes], name: str) -> Iterator[SourcedItem]:
-    """Every line that is not blank, without its line end. Raises BadInput where one has none."""
-    for number, line in enumerate(bounded_lines(stream), start=1):
-        if len(line) == MAX_ROW_BYTES:
+def read_lines(stream: io.BufferedReader, name: str) -> Iterator[Lines]:
+    """All lines. Raises BadInput for one that is too long to be a row."""
+    number, begun = 1, [b""]  # a line's parts, as far as it is read
+    num_begun = 0
+    # Of a damaged file, `read1` gives all that comes before the damage.
+    while text := stream.read1(PIECE_BYTES):
+        whole, newline, rest = text.rpartition(b"\n")
+        if newline:
+            lines = Lines(name, number, b"".join([*begun, whole]))
+            yield lines
+            number += lines.text.count(b"\n") + 1
+            begun, num_begun = [], 0
+        begun.append(rest)
+        num_begun += len(rest)
+        if num_begun >= MAX_ROW_BYTES:
             raise endless_line(name, number)
-        line = line.strip()
-        if line:
-            yield f"{name}:{number}", line
+    yield Lines(name, number, b"".join(begun))
 
 
 def bounded_lines(stream: IO[bytes]) -> Iterator[bytes]:

@@ -9,6 +9,7 @@ becomes one of ours here, by table.
 from __future__ import annotations
 
 import functools
+import os
 import re
 import zlib
 from collections.abc import Iterator
@@ -83,9 +84,7 @@ class Place:
 
 def find_place(name: str, settings: Settings) -> Place:
     """The place of that name. Raises BadInput where no such place can be."""
-    if name.encode(errors="replace").decode() != name:
-        shown = name.encode(errors="replace").decode()
-        raise BadInput(f"{shown}: the file's name is not UTF-8: rename it")
+    check_name(name)
     if "\0" in name or not name:
         raise BadInput(f"{name!r}: no such file")
     if not name.startswith(S3_SCHEME):
@@ -93,6 +92,13 @@ def find_place(name: str, settings: Settings) -> Place:
     if not name.removeprefix(S3_SCHEME).partition("/")[0]:
         raise BadInput(f"{name}: names no bucket: write s3://BUCKET/KEY")
     return Place(_open_s3(settings), name)
+
+
+def check_name(name: str) -> None:
+    """Raise BadInput for a name that can't be written down, and so not into a plan."""
+    shown = name.encode(errors="replace").decode()
+    if shown != name:
+        raise BadInput(f"{shown}: the file's name is not UTF-8: rename it")
 
 
 def type_of(place: Place) -> FileType:
@@ -104,9 +110,26 @@ def type_of(place: Place) -> FileType:
 def list_folder(folder: Place) -> list[tuple[Place, FileType]]:
     """What lies in a folder, by name."""
     with translated_errors(folder.name):
-        infos = folder.system.get_file_info(FileSelector(folder.path))
-        entries = [(folder.child(info.base_name), info.type) for info in infos]
-    return sorted(entries, key=lambda entry: entry[0].name)
+        if isinstance(folder.system, LocalFileSystem):
+            found = _list_local(folder.path)
+        else:
+            infos = folder.system.get_file_info(FileSelector(folder.path))
+            found = [(info.base_name, info.type) for info in infos]
+    return [(folder.child(name), kind) for name, kind in sorted(found)]
+
+
+def _list_local(path: str) -> list[tuple[str, FileType]]:
+    """Of this machine: Arrow would stop at a name that is not UTF-8, whether it matters or not."""
+    found = []
+    with os.scandir(path) as entries:
+        for entry in entries:
+            kind = FileType.Unknown if os.path.exists(entry.path) else FileType.NotFound
+            if entry.is_dir():
+                kind = FileType.Directory
+            elif entry.is_file():
+                kind = FileType.File
+            found.append((entry.name, kind))
+    return found
 
 
 @contextmanager
@@ -114,9 +137,6 @@ def translated_errors(name: str) -> Iterator[None]:
     """Errors of file systems, decompressors and Arrow's readers as ours."""
     try:
         yield
-    except UnicodeDecodeError as error:  # of a name that Arrow found in a folder
-        found = error.object.decode(errors="replace")
-        raise BadInput(f"{name}: holds {found!r}, whose name is not UTF-8: rename it") from error
     except (EOFError, zlib.error) as error:
         raise BadInput(f"{name}: damaged or cut short: {error}") from error
     except (OSError, pa.ArrowException) as error:

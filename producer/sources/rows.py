@@ -2,14 +2,17 @@
 
 Every reader of this package hands (source, item) on: a JSON line not parsed yet, the row that a
 table or an array holds, or a Refusal. The source says where a person finds it: "path:line" for
-JSON Lines, "path#row" for the rest (the first is 1). `parse_line` is the one door from bytes to a
-row, so that a row means the same whichever file it came from.
+JSON Lines, "path#row" for the rest (the first is 1). JSON Lines come as Lines, many rows in one
+piece: to cut them apart is left to whoever needs the rows. `parse_line` is the one door from bytes
+to a row, so that a row means the same whichever file it came from.
 """
 
 from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator
+from typing import Any, NamedTuple
 
 import orjson
 
@@ -18,9 +21,31 @@ from dflash_workers.contract.records import Json, Refusal
 Item = bytes | Json | Refusal
 SourcedItem = tuple[str, Item]
 
+
+class Lines(NamedTuple):
+    """Whole lines of a file, one behind the other."""
+
+    name: str  # the file's
+    first: int  # number of the first line
+    text: bytes
+
+    def items(self) -> Iterator[SourcedItem]:
+        """Every line that is not blank, without its line end."""
+        for number, line in enumerate(self.text.split(b"\n"), start=self.first):
+            if line := line.strip():
+                yield f"{self.name}:{number}", line
+
+
+Piece = SourcedItem | Lines
+
 BOM = b"\xef\xbb\xbf"
 EXCERPT_CHARS = 200
+SHALLOW_DEPTH = 200  # orjson writes up to 254 levels, some of which a plan puts around a row
 MAX_ROW_BYTES = 1 << 26  # a row beyond it surely is none: the file is something else
+
+_LEAST_INT, _MOST_INT = -(1 << 63), (1 << 64) - 1
+_LONGEST_INT = 20  # characters of either
+_SURELY_EXACT = float(1 << 63)
 
 # Any JSON escape; group 1 is half of a surrogate pair that lacks its other half.
 _ESCAPE = re.compile(
@@ -46,6 +71,37 @@ def parse_line(line: bytes, source: str) -> Json | Refusal:
     if not isinstance(row, dict):
         return not_an_object(source, row, line)
     return row
+
+
+def is_shallow(line: bytes) -> bool:
+    """Whether a row is surely not nested so deeply that it can be read, but not written again."""
+    return line.count(b"[") + line.count(b"{") < SHALLOW_DEPTH
+
+
+def check_exact(value: Any, text: bytes | str) -> None:
+    """Raise ValueError for an integer of a JSON text that orjson read as a float, and so not
+    exactly, as it does with all that has over 64 bits."""
+    if _may_be_rounded(value):
+        json.loads(text, strict=False, parse_int=_check_int)
+
+
+def _check_int(digits: str) -> None:
+    if len(digits) > _LONGEST_INT or not _LEAST_INT <= int(digits) <= _MOST_INT:
+        raise ValueError(f"the integer {digits[:40]} has over 64 bits: write it as text")
+
+
+def _may_be_rounded(value: Any) -> bool:
+    values = [value]
+    while values:
+        inner = values.pop()
+        kind = type(inner)
+        if kind is dict:
+            values += inner.values()
+        elif kind is list:
+            values += inner
+        elif kind is float and not -_SURELY_EXACT < inner < _SURELY_EXACT:
+            return True
+    return False
 
 
 def _read_leniently(line: bytes) -> object:

@@ -17,7 +17,7 @@ import pyarrow as pa
 from pyarrow import types
 
 from dflash_workers.contract.records import Json
-from producer.sources.rows import mend_surrogates
+from producer.sources.rows import check_exact, mend_surrogates
 
 Convert = Callable[[Any], Any]
 
@@ -41,7 +41,7 @@ def converter(kind: pa.DataType) -> Convert | None:
     if types.is_dictionary(kind) or types.is_run_end_encoded(kind):
         return converter(kind.value_type)
     if _is_json_text(kind):
-        return lambda text: orjson.loads(mend_surrogates(text.encode()))
+        return _parsed
     if _is_binary(kind):
         return _text_or_size
     if _is_plain(kind):
@@ -96,6 +96,12 @@ def _is_list(kind: pa.DataType) -> bool:
 def _is_json_text(kind: pa.DataType) -> bool:
     """How `datasets` keeps values whose type changes from row to row."""
     return isinstance(kind, pa.BaseExtensionType) and kind.extension_name == "arrow.json"
+
+
+def _parsed(text: str) -> Any:
+    value = orjson.loads(mend_surrogates(text.encode()))
+    check_exact(value, text)
+    return value
 
 
 def _finite(number: float) -> float | None:

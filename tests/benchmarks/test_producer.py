@@ -27,6 +27,7 @@ def test_every_figure_is_measured_from_one_real_run(capsys: pytest.CaptureFixtur
     assert values.keys() == {
         *("producer.plan_rate", "producer.limit_rate", "producer.ratio_to_limit"),
         *("producer.rss_mb", "producer.replan_rate", "producer.replan_rss_mb"),
+        *("producer.cpu_us", "producer.replan_cpu_us"),
     }
     rate, limit = values["producer.plan_rate"], values["producer.limit_rate"]
     assert values["producer.ratio_to_limit"] == pytest.approx(rate / limit)

@@ -21,6 +21,7 @@ from producer.candidates import (
     candidate_of,
     read_candidates,
 )
+from producer.known import KnownLines, high_halves
 from producer.limits import Abilities, Limits
 from producer.rules import Draws, Rules, path_of
 from producer.schemas import Shape
@@ -96,6 +97,34 @@ def test_an_id_that_is_neither_text_nor_whole_is_refused_rather_than_lost(unusab
 
     assert isinstance(fate, Refusal)
     assert fate.reason == "bad_id"
+
+
+@pytest.mark.parametrize("digits", ["18446744073709551616", "-9223372036854775809", "9" * 300])
+@pytest.mark.parametrize(
+    "row",
+    [
+        '{"user_turns":["a"],"at":{"x":[1,%s]}}',
+        '{"user_turns":["a"],"tools":[{"name":"f","parameters":{"default":%s}}]}',
+        '{"messages":[{"role":"user","content":"a"},{"role":"assistant",'
+        '"tool_calls":[{"name":"f","arguments":{"n":%s}}]},{"role":"user","content":"b"}]}',
+    ],
+)
+def test_an_integer_that_would_be_rounded_is_refused_and_named(row: str, digits: str) -> None:
+    (fate,) = read_candidates([("f.jsonl:1", (row % digits).encode())], PLAIN)
+
+    assert isinstance(fate, Refusal)
+    assert fate.reason == "unsupported_value"
+    assert f"integer {digits[:40]} has over 64 bits" in fate.detail
+
+
+@pytest.mark.parametrize("number", ["18446744073709551615", "-9223372036854775808", "1e19", "1.5"])
+def test_every_number_that_can_be_kept_stays_what_it_is(number: str) -> None:
+    line = b'{"user_turns":["a"],"n":%s}' % number.encode()
+
+    (fate,) = read_candidates([("f.jsonl:1", line)], PLAIN)
+
+    assert isinstance(fate, Candidate), fate
+    assert load(Prompt, fate.line).metadata == {"n": json.loads(number)}
 
 
 def test_a_whole_number_that_a_table_keeps_as_a_float_is_an_id() -> None:
@@ -248,12 +277,12 @@ def test_where_every_duplicate_counts_no_line_is_known(duplicates: str) -> None:
     assert [fate.line_digest for fate in fates if isinstance(fate, Candidate)] == [""]
 
 
-def lines_known(fates: list[Outcome]) -> set[int]:
-    return {int(f.line_digest, 16) for f in fates if isinstance(f, Candidate) and f.line_digest}
+def lines_known(fates: list[Outcome]) -> set[str]:
+    return {f.line_digest for f in fates if isinstance(f, Candidate) and f.line_digest}
 
 
 def test_a_known_line_is_not_parsed_again() -> None:
-    known = lines_known(fates_of([{"user_turns": ["a"]}]))
+    known = KnownLines(high_halves(lines_known(fates_of([{"user_turns": ["a"]}]))))
     row = orjson.dumps({"user_turns": ["a"]})
 
     def items() -> Iterator[tuple[str, bytes]]:

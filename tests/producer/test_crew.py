@@ -14,9 +14,10 @@ import pytest
 from dflash_workers.contract.errors import NotEnough
 from producer.candidates import Candidate, Known, Outcome, read_candidates
 from producer.crew import read_in_parallel
+from producer.known import KnownLines, high_halves
 from producer.limits import Limits
 from producer.rules import Draws, Rules
-from producer.sources.inputs import SourcedItem
+from producer.sources.inputs import Lines, Piece, SourcedItem
 
 LINES = [
     *(orjson.dumps({"id": n % 900, "user_turns": [f"question {n}"]}) for n in range(1000)),
@@ -26,7 +27,7 @@ LINES = [
 
 @pytest.fixture(autouse=True)
 def soon_worth_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("producer.crew.ALONE_ITEMS", 10)
+    monkeypatch.setattr("producer.crew.ALONE_ROWS", 10)
     monkeypatch.setattr("producer.crew.CHUNK_ITEMS", 50)
 
 
@@ -35,6 +36,13 @@ def items() -> Iterator[SourcedItem]:
         yield f"f.jsonl:{number}", line
     for number in range(100):
         yield f"row:{number}", {"user_turns": [f"mapping {number}"]}
+
+
+def pieces(lines_at_once: int = 30) -> Iterator[Piece]:
+    """The same, as the sources hand them on."""
+    for at in range(0, len(LINES), lines_at_once):
+        yield Lines("f.jsonl", at + 1, b"\n".join(LINES[at : at + lines_at_once]))
+    yield from list(items())[len(LINES) :]
 
 
 def children() -> list[psutil.Process]:
@@ -53,31 +61,33 @@ def children() -> list[psutil.Process]:
 def test_several_processes_give_the_outcomes_of_one_in_its_order(rules: Rules) -> None:
     alone = list(read_candidates(items(), rules))
 
+    assert list(read_in_parallel(pieces(), rules, num_readers=3)) == alone
     assert list(read_in_parallel(items(), rules, num_readers=3)) == alone
     assert not children()
 
 
 def test_known_lines_are_told_apart_wherever_they_stand() -> None:
     fresh = list(read_candidates(items(), Rules()))
-    known = {
-        int(outcome.line_digest, 16)
+    digests = [
+        outcome.line_digest
         for number, outcome in enumerate(fresh)
         if isinstance(outcome, Candidate) and outcome.line_digest and number // 100 % 2
-    }
+    ]
+    known = KnownLines(high_halves(digests))
 
-    outcomes = list(read_in_parallel(items(), Rules(), known, num_readers=2))
+    outcomes = list(read_in_parallel(pieces(), Rules(), known, num_readers=2))
 
     alone = [o for o in read_candidates(items(), Rules(), known) if not isinstance(o, Known)]
     marks = [outcome for outcome in outcomes if isinstance(outcome, Known)]
     assert [outcome for outcome in outcomes if not isinstance(outcome, Known)] == alone
-    assert sum(mark.num_rows for mark in marks) == len(known) == 500
+    assert sum(mark.num_rows for mark in marks) == len(digests) == 500
     assert len({mark.num_rows for mark in marks}) > 1  # whole chunks of them, and single ones
 
 
 def test_a_short_input_starts_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("producer.crew.ALONE_ITEMS", 2000)
+    monkeypatch.setattr("producer.crew.ALONE_ROWS", 2000)
 
-    outcomes = read_in_parallel(items(), Rules(), num_readers=2)
+    outcomes = read_in_parallel(pieces(), Rules(), num_readers=2)
 
     assert [next(outcomes) for _ in range(50)]
     assert not children()
@@ -86,7 +96,7 @@ def test_a_short_input_starts_no_process(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def started() -> Iterator[Outcome]:
     """Outcomes, with processes at work on the rest."""
-    outcomes = read_in_parallel(items(), Rules(), num_readers=2)
+    outcomes = read_in_parallel(pieces(), Rules(), num_readers=2)
     for _ in range(100):
         next(outcomes)
     assert len(children()) == 2

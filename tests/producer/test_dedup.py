@@ -54,3 +54,14 @@ def test_samples_go_with_their_row() -> None:
 
     assert kept(log, [row("a", "x"), row("b", "x")], samples=2) == ["a", "a#1", "-"]
     assert kept(log, [row("a", "x"), row("b", "x")], samples=3) == ["a", "a#1", "a#2", "-"]
+
+
+def test_a_row_that_is_refused_for_its_id_keeps_nobody_out() -> None:
+    rows = [row("a", "x"), row("a", "y"), row("b", "y")]
+    items = [(f"f:{n}", r) for n, r in enumerate(rows, start=1)]
+
+    # All at once, as a shuffle reads them: nothing is planned before the last of them.
+    outcomes = list(without_same_content(read_candidates(items, Rules()), PlanLog()))
+    report = plan(PlanLog(), outcomes, PlanOptions())
+
+    assert (report.num_planned, report.refused) == (2, {"id_conflict": 1})

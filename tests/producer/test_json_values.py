@@ -90,3 +90,9 @@ def test_what_is_read_from_text_can_be_written_again_or_is_an_error() -> None:
 
 def test_equal_values_have_equal_texts() -> None:
     assert sorted_text({"b": 1, "a": [True]}) == sorted_text({"a": [True], "b": 1})
+
+
+def test_an_integer_in_a_text_that_would_be_rounded_is_a_value_error() -> None:
+    assert parse_text("[18446744073709551615, 1e19]") == [2**64 - 1, 1e19]
+    with pytest.raises(ValueError, match="18446744073709551616"):
+        parse_text('{"a": [18446744073709551616]}')

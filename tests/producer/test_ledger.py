@@ -1,7 +1,12 @@
 from __future__ import annotations
 
+import pytest
+
+from dflash_workers.contract.keys import RunKeys
+from dflash_workers.contract.store import Store
 from producer.ledger import Ledger, Progress
 from producer.reconcile import name_of
+from producer.segments import read_log
 from tests.producer.campaign import Campaign, prompts
 
 
@@ -62,3 +67,20 @@ def test_a_batch_is_named_by_its_segment_and_its_hash(campaign: Campaign) -> Non
     (message,) = campaign.plan(prompts("a"))
 
     assert name_of(message) == f"0/{message.batch}"
+
+
+def test_who_reads_the_log_reads_it_for_the_ledger_too(
+    campaign: Campaign, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = campaign.plan(prompts("a"), prompts("b", "c"))
+    campaign.commit(first)
+    ledger = read_log(campaign.store, campaign.run).ledger
+    reads: list[str] = []
+    get = Store.get
+    monkeypatch.setattr(Store, "get", lambda store, key: reads.append(key) or get(store, key))
+
+    ledger.refresh()
+
+    assert ledger.uncommitted() == [second]
+    assert ledger.progress() == Progress(3, 1, 2, 1, sealed=False)
+    assert reads == [RunKeys(campaign.run).segment(1)]  # whether there are more

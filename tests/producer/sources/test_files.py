@@ -108,6 +108,15 @@ def test_a_file_name_that_is_not_utf8_is_an_error_named_or_found(tmp_path: Path)
             find_files(given, Settings())
 
 
+def test_a_file_that_is_not_read_may_have_any_name(tmp_path: Path) -> None:
+    (tmp_path / "r.jsonl").write_bytes(b'{"a":1}\n')
+    for name in (b"\xff.txt", b".\xff.jsonl"):
+        with open(os.fsencode(tmp_path) + b"/" + name, "wb"):
+            pass
+
+    assert rows(tmp_path) == rows(f"{tmp_path}/*.jsonl") == rows(f"{tmp_path}/**") == [{"a": 1}]
+
+
 def test_a_saved_data_set_is_its_data_without_the_librarys_caches(tmp_path: Path) -> None:
     given = [{"id": str(n)} for n in range(100)]
     datasets.disable_progress_bars()

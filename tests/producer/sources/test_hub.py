@@ -3,6 +3,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import socket
 import subprocess
 import sys
 from importlib.machinery import ModuleSpec
@@ -11,19 +12,25 @@ from pathlib import Path
 import pytest
 
 from dflash_workers.contract.errors import BadInput
+from producer.sources.hub import PROBE_TIMEOUT_S
 from producer.sources.inputs import check_inputs
 from tests.producer.sources.reading import read, rows
 
 ROOT = Path(__file__).parents[3]
 
 READ_HUB = """
+import sys
+import time
+import datasets
 from dflash_workers.contract.errors import StoreUnavailable
 from dflash_workers.contract.settings import Settings
 from producer.sources.inputs import read_items
+began_s = time.monotonic()
 try:
     list(read_items(["hf:some-org/some-name"], Settings()))
 except StoreUnavailable as error:
     print(error)
+print(time.monotonic() - began_s, file=sys.stderr)
 """
 
 
@@ -101,10 +108,11 @@ def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         check_inputs(["hf:some-org/some-name"])
 
 
-def test_a_hub_that_is_not_reached_is_one_line_with_what_to_do() -> None:
+@pytest.mark.parametrize("reach", [{"HF_HUB_OFFLINE": "1"}, {"HF_ENDPOINT": "http://127.0.0.1:9"}])
+def test_a_hub_that_is_not_reached_is_one_line_with_what_to_do(reach: dict[str, str]) -> None:
     done = subprocess.run(
         [sys.executable, "-c", READ_HUB],
-        env=os.environ | {"HF_HUB_OFFLINE": "1"},
+        env=os.environ | reach,
         capture_output=True,
         text=True,
         check=True,
@@ -114,3 +122,21 @@ def test_a_hub_that_is_not_reached_is_one_line_with_what_to_do() -> None:
     assert done.stdout.startswith("hf:some-org/some-name: ")
     assert "check the network, or download" in done.stdout
     assert done.stdout.count("\n") == 1
+    assert "Retrying" not in done.stderr
+
+
+@pytest.mark.slow
+def test_a_hub_that_says_nothing_is_waited_for_briefly() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        port = silent.getsockname()[1]
+        done = subprocess.run(
+            [sys.executable, "-c", READ_HUB],
+            env=os.environ | {"HF_ENDPOINT": f"http://127.0.0.1:{port}"},
+            capture_output=True,
+            text=True,
+            check=True,
+            cwd=ROOT,
+        )
+
+    assert "check the network, or download" in done.stdout
+    assert float(done.stderr.split()[-1]) < 2 * PROBE_TIMEOUT_S
