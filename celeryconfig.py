@@ -8,7 +8,8 @@ guarantees. The broker's URL is set by whoever makes the app, from its settings.
 
 GENERATE_TASK = "dflash.generate"
 TOKENIZE_TASK = "dflash.tokenize"
-TOKENIZE_QUEUE = "tokenize"
+TOKENIZE_QUEUE = "tokenize"  # of every run, whatever its target: no model is loaded for it
+SWEEP_TASK = "dflash.sweep_tokens"  # in the same queue: look for commits whose hint was lost
 
 # kombu keeps one Redis list per step; 0 is first in line AND the default, so ordinary batches name
 # a later step and only work that was given back goes first.

@@ -10,6 +10,7 @@ z-lab's published checkpoints; `auto_map` is left out, because it asks for a cod
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -31,9 +32,18 @@ SAFETENSORS_DTYPES = {"bfloat16": "BF16", "float32": "F32"}
 
 
 def export_drafter(
-    drafter: Drafter, out: Path, *, dtype: str = "bfloat16", provenance: Json
+    drafter: Drafter,
+    out: Path,
+    *,
+    dtype: str = "bfloat16",
+    provenance: Json,
+    check: Callable[[Path], Json] | None = None,
 ) -> Path:
-    """Write and lint; `out` appears whole or not at all. Raises Conflict where it exists."""
+    """Write and lint; `out` appears whole or not at all. Raises Conflict where it exists.
+
+    `check` is given the export before it appears: it refuses by raising, and what it returns is
+    kept in the provenance, as "parity".
+    """
     if dtype not in DTYPES:
         raise BadInput(f"dtype {dtype!r}: one of {', '.join(DTYPES)}")
     if out.exists():
@@ -45,8 +55,10 @@ def export_drafter(
     save_file(tensors, draft / WEIGHTS, metadata={"format": "pt"})
     config = format_config(drafter.config, dtype)
     (draft / CONFIG).write_bytes(orjson.dumps(config, option=orjson.OPT_INDENT_2))
-    (draft / PROVENANCE).write_bytes(orjson.dumps(provenance, option=orjson.OPT_INDENT_2))
     lint(draft)
+    if check:
+        provenance = provenance | {"parity": check(draft)}
+    (draft / PROVENANCE).write_bytes(orjson.dumps(provenance, option=orjson.OPT_INDENT_2))
     draft.rename(out)
     return out
 

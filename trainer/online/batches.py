@@ -3,8 +3,8 @@
 Reads what tokens/build.py wrote, hands padded tensors to -> step.py. The order of an epoch is a
 pure function of (seed, epoch, samples): a place in it is (epoch, index), and training goes on from
 there after a stop without a record of what was drawn. Samples of like length come together, so that
-little is padding. Invariant: held-out samples are never trained on, and data that can't teach (the
-gate below) is refused before the first step.
+little is padding. Invariant: held-out samples are never trained on, and too few samples are refused
+before the first step.
 
 B batch, L context length, A anchors.
 """
@@ -22,9 +22,9 @@ from torch import Tensor
 from dflash_workers.contract.errors import BadInput, NotEnough
 from dflash_workers.contract.store import Store
 from trainer.drafter.anchors import draw_anchors
-from trainer.tokens.shards import Sample, list_shards, read_shard
+from trainer.tokens.reading import list_shards
+from trainer.tokens.shards import Sample, read_shard
 
-FEW_LOSS_TOKENS = 6  # an answer of no more: an empty turn's header and end
 LENGTH_WINDOW = 16  # microbatches sorted by length together: little padding, still shuffled
 
 
@@ -81,7 +81,7 @@ class Corpus:
     """The samples to train on, cut to length, and their order."""
 
     def __init__(self, samples: Sequence[Sample], recipe: DataRecipe, *, seed: int) -> None:
-        """Raises BadInput where a sample is held out, NotEnough where the data can't teach."""
+        """Raises BadInput where a sample is held out, NotEnough where they are too few."""
         heldout = [s.id for s in samples if s.heldout]
         if heldout:
             raise BadInput(f"sample {heldout[0]!r} is held out: it must not be trained on")
@@ -89,7 +89,7 @@ class Corpus:
         self._recipe = recipe
         self._seed = seed
         self._lengths = np.array([min(len(s.ids), recipe.max_len) for s in self.samples], int)
-        self._check_gate()
+        self._check_enough()
 
     def digest(self) -> str:
         """Hash of what is trained on; a stopped run goes on only with the same."""
@@ -148,16 +148,9 @@ class Corpus:
             after,
         )
 
-    def _check_gate(self) -> None:
-        num_loss_tokens = [len(s.ids) - s.prompt_len for s in self.samples]
-        num_few = sum(n <= FEW_LOSS_TOKENS for n in num_loss_tokens)
+    def _check_enough(self) -> None:
         if len(self.samples) < self._recipe.min_samples:
             raise NotEnough(
                 f"{len(self.samples)} samples of at most {self._recipe.max_len} tokens to train "
                 f"on, at least {self._recipe.min_samples} are needed: has `tokenize` run?"
-            )
-        if 2 * num_few > len(self.samples):
-            raise NotEnough(
-                f"{num_few} of {len(self.samples)} samples have at most {FEW_LOSS_TOKENS} tokens "
-                "to learn from: the answers are empty"
             )

@@ -1,9 +1,10 @@
 """The training run: samples and a frozen target in, checkpoints of a drafter out.
 
-Called by the `train` verb and by demo.py. Reads shards through batches.py, updates through step.py,
-keeps itself in checkpoint.py. Safe to call again with the same arguments at any time: a finished
-run trains nothing, a stopped one goes on where it was; another recipe or other data in the same
-output folder is refused. Ctrl-C and SIGTERM end the step in hand, write a checkpoint, then leave.
+Called by the `train` verb and by demo.py. Has the run judged by gate/ before the first step, reads
+shards through batches.py, updates through step.py, keeps itself in checkpoint.py. Safe to call
+again with the same arguments at any time: a finished run trains nothing, a stopped one goes on
+where it was; another recipe or other data in the same output folder is refused. Ctrl-C and SIGTERM
+end the step in hand, write a checkpoint, then leave.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import platform
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from importlib.metadata import version
@@ -32,6 +33,7 @@ from trainer.drafter.config import DrafterShape
 from trainer.drafter.fitting import drafter_config
 from trainer.drafter.loss import LossRecipe
 from trainer.drafter.start import Start, untrained_drafter
+from trainer.gate.judge import Gate
 from trainer.online.batches import Corpus, DataRecipe, MicroBatch, Place, read_samples
 from trainer.online.checkpoint import (
     TrainState,
@@ -85,20 +87,29 @@ class TrainReport:
     resumed_from: int | None  # step; None: this call began at the start
 
 
+GATE = "gate"  # in a checkpoint's provenance: what the data was judged to be, and the overrides
+
 OnStep = Callable[[int, StepMetrics], None]  # steps done, what the last one saw
 
 
 def train(
-    store: Store, run: str, *, recipe: TrainRecipe, paths: TrainPaths, on_step: OnStep
+    store: Store,
+    run: str,
+    *,
+    recipe: TrainRecipe,
+    paths: TrainPaths,
+    on_step: OnStep,
+    overrides: Collection[str] = (),
 ) -> TrainReport:
-    """Train on the shards that a run has now.
+    """Train on the shards that a run has now. `overrides`: rules of the gate that may fail.
 
     Raises NotEnough where the data can't teach, Conflict where the output folder belongs to
     another recipe or other data, Draining after SIGTERM, KeyboardInterrupt after Ctrl-C.
     """
     check_target(load(RunSpec, store.get(RunKeys(run).spec)), paths.model_dir)
+    provenance = {"run": run, GATE: _judged(store, run, paths.out, overrides)}
     samples = read_samples(store, run, heldout=False)
-    return train_on(samples, recipe=recipe, paths=paths, provenance={"run": run}, on_step=on_step)
+    return train_on(samples, recipe=recipe, paths=paths, provenance=provenance, on_step=on_step)
 
 
 def train_on(
@@ -130,6 +141,16 @@ def train_on(
                 _leave(stop.signal, state.step, found)
     assert found is not None  # a run has at least one step
     return _report(state, found, resumed_from)
+
+
+def _judged(store: Store, run: str, out: Path, overrides: Collection[str]) -> Json:
+    """What the gate found; of a run that goes on, on the same data, what it found at the start."""
+    found = latest_checkpoint(out)
+    if found and (judged := read_state(found).provenance.get(GATE)):
+        return dict(judged)
+    report = Gate(store, run, overrides=overrides).report()
+    report.check()
+    return report.for_checkpoint()
 
 
 class _Stop:

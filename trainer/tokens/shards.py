@@ -1,11 +1,12 @@
-"""Token shards: the samples of one batch as an Arrow IPC file, and back again.
+"""Token shards: samples as an Arrow IPC file, and back again.
 
-Written by build.py (and by whatever tokenises text of other origin), read by online/batches.py and
+Written by build.py, one per commit, and by compact.py, of many such; read by online/batches.py and
 by strangers: plain pyarrow or `datasets` see COLUMNS, one bit of `loss_mask` beside
 each of `input_ids`. Where the samples come from stands as JSON in the schema's metadata. Invariant:
 a shard that was written can be trained on blindly: ids are the tokenizer's, the loss covers all
 of the answer and nothing of the prompt, and the stop id is there exactly when the answer ended.
 `content_sha256` covers the samples and nothing else, so it is a pure function of the commit.
+Columns are made from flat buffers, never value by value: ids are most of what there is.
 """
 
 from __future__ import annotations
@@ -22,8 +23,6 @@ import orjson
 import pyarrow as pa
 
 from dflash_workers.contract.errors import Corrupt
-from dflash_workers.contract.keys import RunKeys
-from dflash_workers.contract.store import Store
 
 Ids = npt.NDArray[np.int32]
 
@@ -40,8 +39,12 @@ COLUMNS: dict[str, pa.DataType] = {
     "flags": pa.list_(pa.string()),
 }
 SCHEMA = pa.schema(COLUMNS)
-PROVENANCE = b"dflash"  # the metadata's key
-MAX_BATCH_ROWS = 4096  # list offsets are 32 bit: 2^31 ids in a record batch at most
+PROVENANCE = b"dflash"  # the metadata's keys
+QUARANTINED = b"dflash.quarantined"
+PARTS = b"dflash.parts"  # of a shard that holds several, their provenances
+# What a record batch holds at most: its list offsets are 32 bit, and readers load it as a whole.
+MAX_BATCH_ROWS = 4096
+MAX_BATCH_IDS = 1 << 24
 
 
 class Source(TypedDict):
@@ -58,6 +61,14 @@ class Source(TypedDict):
     stop_token_ids: list[int]
     tool_version: str
     skipped: dict[str, int]  # answers that do not train, by reason
+
+
+class Quarantined(TypedDict):
+    """A conversation that the shard leaves out, because nobody can say which tokens to learn."""
+
+    id: str
+    reason: str
+    detail: str
 
 
 class Provenance(Source):
@@ -88,7 +99,9 @@ class Sample:
         return np.arange(len(self.ids)) >= self.prompt_len
 
 
-def write_shard(samples: Sequence[Sample], source: Source) -> bytes:
+def write_shard(
+    samples: Sequence[Sample], source: Source, quarantined: Sequence[Quarantined] = ()
+) -> bytes:
     """The shard's bytes. Raises Corrupt where a sample could not be trained on."""
     for sample in samples:
         _check(sample, source)
@@ -100,26 +113,48 @@ def write_shard(samples: Sequence[Sample], source: Source) -> bytes:
         num_loss_tokens=num_tokens - sum(s.prompt_len for s in samples),
         content_sha256=_content_sha256(samples),
     )
-    schema = SCHEMA.with_metadata({PROVENANCE: orjson.dumps(provenance)})
+    metadata = {PROVENANCE: orjson.dumps(provenance)}
+    if quarantined:
+        metadata[QUARANTINED] = orjson.dumps(quarantined)
     sink = io.BytesIO()
-    with pa.ipc.new_file(sink, schema, options=pa.ipc.IpcWriteOptions(compression="zstd")) as file:
-        for start in range(0, len(samples), MAX_BATCH_ROWS):
-            file.write_batch(_record_batch(samples[start : start + MAX_BATCH_ROWS], schema))
+    with new_file(sink, metadata) as file:
+        for part in _record_batches(samples):
+            file.write_batch(part)
     return sink.getvalue()
+
+
+def new_file(sink: io.IOBase, metadata: dict[bytes, bytes]) -> pa.RecordBatchFileWriter:
+    """A file of COLUMNS to write record batches into; zstd, level 1."""
+    options = pa.ipc.IpcWriteOptions(compression="zstd", use_threads=False)
+    return pa.ipc.new_file(sink, SCHEMA.with_metadata(metadata), options=options)
 
 
 def read_shard(body: bytes) -> list[Sample]:
     """The samples, in the order written. Raises Corrupt where the bytes are other than written."""
     provenance = read_provenance(body)
+    table = read_table(body)
+    try:
+        samples = [s for batch in table.to_batches() for s in _samples(batch)]
+    except (UnicodeDecodeError, ValueError) as error:
+        raise Corrupt(f"shard of {provenance['commit_key']}: {error}") from error
+    at = 0
+    for part in read_parts(body) or [provenance]:
+        mine, at = samples[at : at + part["num_samples"]], at + part["num_samples"]
+        if _content_sha256(mine) != part["content_sha256"]:
+            raise Corrupt(f"shard of {part['commit_key']}: content differs from its hash")
+    if at != len(samples):
+        raise Corrupt(f"shard of {provenance['commit_key']}: {len(samples)} samples, not {at}")
+    return samples
+
+
+def read_table(body: bytes) -> pa.Table:
+    """The columns, well formed but not compared with the content's hash. Raises Corrupt."""
     try:
         table = pa.ipc.open_file(body).read_all()
         table.validate(full=True)
     except (pa.ArrowException, OSError) as error:
-        raise Corrupt(f"shard of {provenance['commit_key']}: {error}") from error
-    samples = [s for batch in table.to_batches() for s in _samples(batch)]
-    if _content_sha256(samples) != provenance["content_sha256"]:
-        raise Corrupt(f"shard of {provenance['commit_key']}: content differs from its hash")
-    return samples
+        raise Corrupt(f"a token shard that can't be read: {error}") from error
+    return table
 
 
 def read_provenance(body: bytes) -> Provenance:
@@ -134,9 +169,30 @@ def read_provenance(body: bytes) -> Provenance:
     return cast(Provenance, provenance)
 
 
-def list_shards(store: Store, run: str) -> list[str]:
-    """Keys of a run's shards, in order."""
-    return [key for key, _size in store.list(RunKeys(run).tokens) if key.endswith(".arrow")]
+def read_parts(body: bytes) -> list[Provenance]:
+    """Where the parts of a compacted shard come from, in order; none of any other. Raises Corrupt.
+
+    Each part's samples follow those of the part before it, and have its `content_sha256`.
+    """
+    parts = _metadata_list(body, PARTS)
+    if any(part.keys() != Provenance.__annotations__.keys() for part in parts):
+        raise Corrupt("a compacted token shard of another schema")
+    return cast(list[Provenance], parts)
+
+
+def read_quarantined(body: bytes) -> list[Quarantined]:
+    """The conversations that a shard leaves out. Raises Corrupt."""
+    return cast(list[Quarantined], _metadata_list(body, QUARANTINED))
+
+
+def _metadata_list(body: bytes, key: bytes) -> list[dict[str, Any]]:
+    try:
+        return cast(
+            "list[dict[str, Any]]",
+            orjson.loads((pa.ipc.open_file(body).schema.metadata or {}).get(key, b"[]")),
+        )
+    except (pa.ArrowException, OSError, orjson.JSONDecodeError) as error:
+        raise Corrupt(f"not a token shard: {error}") from error
 
 
 def _check(sample: Sample, source: Source) -> None:
@@ -152,39 +208,72 @@ def _check(sample: Sample, source: Source) -> None:
         raise Corrupt(f"{where}: thinking ends at {sample.thinking_end}, outside the answer")
 
 
-def _record_batch(samples: Sequence[Sample], schema: pa.Schema) -> pa.RecordBatch:
-    columns: dict[str, list[Any]] = {
+def _record_batches(samples: Sequence[Sample]) -> Iterator[pa.RecordBatch]:
+    begin = num_ids = 0
+    for at, sample in enumerate(samples):
+        if at > begin and (
+            at - begin == MAX_BATCH_ROWS or num_ids + len(sample.ids) > MAX_BATCH_IDS
+        ):
+            yield _record_batch(samples[begin:at])
+            begin, num_ids = at, 0
+        num_ids += len(sample.ids)
+    if samples:
+        yield _record_batch(samples[begin:])
+
+
+def _record_batch(samples: Sequence[Sample]) -> pa.RecordBatch:
+    offsets = np.zeros(len(samples) + 1, dtype=np.int32)
+    np.cumsum([len(s.ids) for s in samples], out=offsets[1:])
+    prompt_lens = np.array([s.prompt_len for s in samples], dtype=np.int32)
+    ids: Any = pa.array(np.concatenate([s.ids for s in samples]), pa.int32())
+    bits = np.packbits(_flat_mask(offsets, prompt_lens), bitorder="little")
+    mask: Any = pa.BooleanArray.from_buffers(
+        pa.bool_(), len(ids), [None, pa.py_buffer(bits.tobytes())]
+    )
+    bounds: Any = pa.array(offsets)
+    columns: dict[str, Any] = {
         "prompt_key": [s.prompt_key for s in samples],
         "id": [s.id for s in samples],
         "turn": [s.turn for s in samples],
-        "input_ids": [s.ids for s in samples],
-        "loss_mask": [s.loss_mask() for s in samples],
-        "prompt_len": [s.prompt_len for s in samples],
+        "input_ids": pa.ListArray.from_arrays(bounds, ids),
+        "loss_mask": pa.ListArray.from_arrays(bounds, mask),
+        "prompt_len": prompt_lens,
         "thinking_end": [s.thinking_end for s in samples],
         "heldout": [s.heldout for s in samples],
         "finish_reason": [s.finish_reason for s in samples],
         "flags": [s.flags for s in samples],
     }
-    return pa.RecordBatch.from_pydict(columns, schema=schema)
+    return pa.RecordBatch.from_pydict(columns, schema=SCHEMA)
 
 
 def _samples(batch: pa.RecordBatch) -> Iterator[Sample]:
     lists: Any = batch.column("input_ids")
     bits: Any = batch.column("loss_mask")
     # A copy, because Arrow's own memory is read-only and torch warns of it.
-    ids, masks = np.array(lists.values, dtype=np.int32), np.array(bits.values, dtype=np.bool_)
-    bounds = zip(*_bounds(lists), *_bounds(bits), strict=True)
+    ids, masks = np.array(lists.flatten(), dtype=np.int32), np.array(bits.flatten(), np.bool_)
+    offsets = _from_zero(lists)
     facts = batch.drop_columns(["input_ids", "loss_mask"]).to_pylist()
-    for (begin, end, mask_begin, mask_end), fact in zip(bounds, facts, strict=True):
-        sample = Sample(ids=ids[begin:end], **fact)
-        if not np.array_equal(masks[mask_begin:mask_end], sample.loss_mask()):
-            raise Corrupt(f"sample {sample.id!r}, turn {sample.turn}: mask differs from its prompt")
-        yield sample
+    for begin, end, fact in zip(offsets[:-1], offsets[1:], facts, strict=True):
+        yield Sample(ids=ids[begin:end], **fact)
+    prompt_lens = batch.column("prompt_len").to_numpy()
+    is_same = np.array_equal(offsets, _from_zero(bits))
+    if not is_same or not np.array_equal(masks, _flat_mask(offsets, prompt_lens)):
+        raise Corrupt(f"{batch.num_rows} samples: the mask differs from the prompts' lengths")
 
 
-def _bounds(lists: Any) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
-    offsets = lists.offsets.to_numpy()
-    return offsets[:-1], offsets[1:]
+def _from_zero(lists: Any) -> npt.NDArray[np.int32]:
+    offsets: Any = lists.offsets.to_numpy()
+    return np.asarray(offsets - offsets[0], dtype=np.int32)
+
+
+def _flat_mask(
+    offsets: npt.NDArray[np.int32], prompt_lens: npt.NDArray[np.int32]
+) -> npt.NDArray[np.bool_]:
+    """One bool per id of all samples: whether it carries loss."""
+    mask = np.ones(offsets[-1], dtype=np.bool_)
+    for begin, prompt_len in zip(offsets[:-1].tolist(), prompt_lens.tolist(), strict=True):
+        mask[begin : begin + prompt_len] = False
+    return mask
 
 
 def _content_sha256(samples: Sequence[Sample]) -> str:

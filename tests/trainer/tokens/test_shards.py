@@ -14,13 +14,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dflash_workers.contract.errors import Corrupt
-from dflash_workers.contract.keys import RunKeys
-from dflash_workers.contract.store import Store
+from trainer.tokens import shards
 from trainer.tokens.shards import (
+    Quarantined,
     Sample,
     Source,
-    list_shards,
     read_provenance,
+    read_quarantined,
     read_shard,
     write_shard,
 )
@@ -225,10 +225,39 @@ def test_datasets_reads_a_shard_offline(tmp_path: Path, monkeypatch: pytest.Monk
     assert data["finish_reason"][:] == ["stop", "length"]
 
 
-def test_shards_are_listed_in_order_and_alone(store: Store) -> None:
-    keys = RunKeys("run")
-    wanted = [keys.shard(1, "b"), keys.shard(1, "c"), keys.shard(2, "a")]
-    for key in [*reversed(wanted), RunKeys("run2").shard(1, "z"), keys.tokens + "note.txt"]:
-        store.put_new(key, b"x")
+def test_no_record_batch_is_larger_than_a_reader_can_hold(monkeypatch: pytest.MonkeyPatch) -> None:
+    """List offsets are 32 bit: by itself Arrow would overflow at 2^31 ids."""
+    monkeypatch.setattr(shards, "MAX_BATCH_IDS", 100)
+    lengths = [60, 60, 30, 10, 250, 1, 99, 1]
+    written = [make_sample([5], [8] * (n - 1), "length") for n in lengths if n > 1]
 
-    assert list_shards(store, "run") == wanted
+    body = write_shard(written, SOURCE)
+
+    file = pa.ipc.open_file(body)
+    held = [
+        pc.list_value_length(file.get_batch(n).column("input_ids")).to_pylist()
+        for n in range(file.num_record_batches)
+    ]
+    assert held == [[60], [60, 30, 10], [250], [99]]
+    assert [facts(s) for s in read_shard(body)] == [facts(s) for s in written]
+
+
+def test_a_reader_slices_a_batch_as_it_likes() -> None:
+    """The mask of rows that don't begin where their buffers do."""
+    table = pa.ipc.open_file(write_shard([GOOD, GOOD, GOOD], SOURCE)).read_all()
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_file(sink, table.schema) as file:
+        file.write_table(table.slice(0, 1))
+        file.write_table(table.slice(1, 2))
+
+    assert len(read_shard(sink.getvalue().to_pybytes())) == 3
+
+
+def test_what_is_left_out_is_said_beside_the_samples() -> None:
+    left_out = Quarantined(id="math-7", reason="no_stop_id", detail="turn 0")
+
+    body = write_shard([GOOD], SOURCE, [left_out])
+
+    assert read_quarantined(body) == [left_out]
+    assert read_quarantined(write_shard([GOOD], SOURCE)) == []
+    assert len(read_shard(body)) == 1

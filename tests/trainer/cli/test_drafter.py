@@ -1,77 +1,21 @@
-"""The verbs, one after another on one run."""
+"""The drafter's verbs, one after another on one run."""
 
 from __future__ import annotations
 
-import hashlib
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
-import orjson
 import pytest
 from typer.testing import CliRunner
 
 from dflash_workers.contract.errors import BadInput, Conflict, Missing
-from dflash_workers.contract.keys import RunKeys
-from dflash_workers.contract.lines import dump
-from dflash_workers.contract.records import SCHEMA_VERSION, Json, RunSpec, Sampling, Target
-from dflash_workers.contract.settings import Settings
-from dflash_workers.contract.store import Store
-from trainer.cli import app
-from trainer.tokens.shards import Sample, Source, write_shard
+from fleet import app
+from tests.trainer.cli.calling import call
+from trainer.drafter.export import read_provenance
 
 SMALL = ["--set", "num_steps=3", "--set", "data.num_anchors=4", "--set", "data.batch_size=4"]
-
-
-@pytest.fixture
-def run(
-    store: Store,
-    settings: Settings,
-    qwen_dir: Path,
-    make_samples: Callable[..., list[Sample]],
-    monkeypatch: pytest.MonkeyPatch,
-) -> str:
-    """A run with one shard, and the environment that finds it."""
-    for name, value in settings.environment().items():
-        monkeypatch.setenv(name, value)
-    config_sha256 = hashlib.sha256((qwen_dir / "config.json").read_bytes()).hexdigest()
-    target = Target("tiny", config_sha256, "", "", "", 512, 512, "float32")
-    spec = RunSpec(
-        SCHEMA_VERSION,
-        "maths",
-        target,
-        "",
-        {},
-        Sampling(0.0, 1.0, -1, 20, [2]),
-        "rollout",
-        "escape",
-    )
-    source = Source(
-        road="ids",
-        run="maths",
-        commit_key="c",
-        data_sha256="",
-        target_fingerprint="",
-        tokenizer_sha256="",
-        template_sha256="",
-        vocab_size=512,
-        stop_token_ids=[],
-        tool_version="",
-        skipped={},
-    )
-    samples = make_samples(20) + make_samples(3, heldout=True)
-    store.put_new(RunKeys("maths").spec, dump(spec))
-    store.put_new(RunKeys("maths").shard(0, "a"), write_shard(samples, source))
-    return "maths"
-
-
-def call(*arguments: str) -> Json:
-    result = CliRunner().invoke(app, [*arguments, "--json"], catch_exceptions=False)
-    assert result.exit_code == 0, result.output
-    facts: Json = orjson.loads(result.stdout)
-    return facts
 
 
 def test_a_run_is_trained_exported_and_evaluated(run: str, qwen_dir: Path, tmp_path: Path) -> None:
@@ -81,15 +25,29 @@ def test_a_run_is_trained_exported_and_evaluated(run: str, qwen_dir: Path, tmp_p
     tokenized = call("tokenize", "--run", run)
     trained = call("train", *model, "--out", out, *SMALL)
     again = call("train", *model, "--out", out, *SMALL)
-    exported = call("export", out, export)
+    exported = call("export", out, export, *model)
+    agreed = call("parity", export, *model, "--max-new-tokens", "8")
     measured = call("evaluate", *model, "--drafter", export, "--max-new-tokens", "8")
 
     assert tokenized["num_new"] == 0
     assert (trained["num_steps"], trained["resumed_from"]) == (3, None)
     assert again == {**trained, "resumed_from": 3}
     assert exported == {"export": export, "dtype": "bfloat16"}
+    assert agreed["faults"] == []
+    assert read_provenance(Path(export))["parity"]["num_replays"] == 3
     assert measured["num_prompts"] + measured["num_loops"] == 3
     assert measured["num_faults"] == 0
+
+
+def test_a_checkpoint_is_exported_unchecked_where_that_is_asked_for(
+    run: str, qwen_dir: Path, tmp_path: Path
+) -> None:
+    out, export = str(tmp_path / "out"), tmp_path / "export"
+    call("train", "--run", run, "--model", str(qwen_dir), "--out", out, *SMALL)
+
+    call("export", out, str(export), "--unchecked")
+
+    assert "parity" not in read_provenance(export)
 
 
 def test_a_wrong_drafter_folder_is_named(run: str, qwen_dir: Path, tmp_path: Path) -> None:
@@ -101,7 +59,7 @@ def test_a_wrong_drafter_folder_is_named(run: str, qwen_dir: Path, tmp_path: Pat
 
 def test_the_verbs_are_listed_without_loading_what_is_slow_to_load() -> None:
     program = (
-        "import sys, trainer.cli;"
+        "import sys, trainer.cli.drafter, trainer.cli.tokens;"
         "print([m for m in ('torch', 'transformers', 'pyarrow') if m in sys.modules])"
     )
 

@@ -1,0 +1,91 @@
+"""The verbs `gate` and `show`, as they are called."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from dflash_workers.contract.errors import BadInput, NotEnough
+from dflash_workers.contract.keys import RunKeys
+from dflash_workers.contract.lines import dump
+from dflash_workers.contract.settings import Settings
+from dflash_workers.contract.store import Store
+from fleet import app
+from tests.tiny_model import make_tiny_model
+from tests.trainer.cli.calling import call
+from tests.trainer.gate.making import RUN, SPEC, STOP, healthy, put_run, sample_of
+from tests.trainer.gate.pages import assert_harmless
+
+
+@pytest.fixture
+def bad_run(store: Store, settings: Settings, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A run half of whose answers are empty, and the environment that finds it."""
+    for name, value in replace(settings, run=RUN).environment().items():
+        monkeypatch.setenv(name, value)
+    empty = [sample_of(n, [5 + n, 6, STOP]) for n in range(100, 130)]
+    put_run(store, [[*healthy(30), *empty]])
+    return RUN
+
+
+def test_a_run_that_fails_ends_with_exit_code_3_and_one_that_is_overridden_with_0(
+    bad_run: str,
+) -> None:
+    failed = call("gate", exit_code=3)
+    passed = call("gate", "--override", "empty_answers", exit_code=0)
+
+    outcomes = [{v["rule"]: v["outcome"] for v in f["verdicts"]} for f in (failed, passed)]
+    assert (failed["run"], failed["passed"], passed["passed"]) == (bad_run, False, True)
+    assert [o["empty_answers"] for o in outcomes] == ["fail", "overridden"]
+    assert failed["num_samples"] == 60
+
+
+def test_people_see_the_rules_with_their_counts(bad_run: str, tmp_path: Path) -> None:
+    page = tmp_path / "gate.html"
+    benchmark = tmp_path / "b.jsonl"
+    benchmark.write_text('{"question": "one two three four five six seven eight"}\n')
+
+    arguments = ["gate", "--html", str(page), "--benchmark", str(benchmark)]
+    result = CliRunner().invoke(app, arguments, catch_exceptions=False)
+
+    assert result.exit_code == 3
+    assert "30 of 60 (50.0%) of the answers have no content" in result.stdout
+    assert_harmless(page.read_text(encoding="utf-8"))
+
+
+def test_a_page_that_can_not_be_written_is_named(bad_run: str, tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="--html"):
+        CliRunner().invoke(app, ["gate", "--html", str(tmp_path)], catch_exceptions=False)
+
+
+def test_a_sample_is_shown_as_text_as_html_and_as_json(bad_run: str, tmp_path: Path) -> None:
+    model, page = str(make_tiny_model(tmp_path / "model")), tmp_path / "s.html"
+    arguments = ["show", "s3", "--model", model, "--html", str(page)]
+
+    text = CliRunner().invoke(app, arguments, catch_exceptions=False)
+    facts = call(*arguments)
+
+    (found,) = facts["samples"]
+    ids = healthy(4)[3].ids.tolist()
+    assert text.exit_code == 0
+    assert "num loss tokens" in text.stdout
+    assert [i for piece in found["pieces"] for i in piece["ids"]] == ids
+    assert_harmless(page.read_text(encoding="utf-8"))
+
+
+def test_training_on_a_run_that_fails_needs_an_override(
+    bad_run: str, store: Store, qwen_dir: Path, tmp_path: Path
+) -> None:
+    config_sha256 = hashlib.sha256((qwen_dir / "config.json").read_bytes()).hexdigest()
+    spec = replace(SPEC, target=replace(SPEC.target, config_sha256=config_sha256))
+    store.replace(RunKeys(RUN).spec, dump(spec))
+    arguments = ["train", "--model", str(qwen_dir), "--out", str(tmp_path / "out")]
+    arguments += ["--set", "num_steps=1", "--set", "data.batch_size=4"]
+
+    with pytest.raises(NotEnough, match="--override empty_answers"):
+        CliRunner().invoke(app, arguments, catch_exceptions=False)
+
+    assert call(*arguments, "--override", "empty_answers")["num_steps"] == 1

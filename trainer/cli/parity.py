@@ -1,0 +1,98 @@
+"""The verb parity, and the same check as `export` makes it.
+
+fleet.py mounts `app`; drafter.py has its exports checked here. The work is done by parity.py.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from dflash_workers.contract.errors import BadInput
+from dflash_workers.contract.plan import read_spec
+from dflash_workers.contract.records import Json
+from dflash_workers.contract.settings import Settings, load_settings
+from dflash_workers.contract.store import open_store
+from dflash_workers.contract.terminal import ExitCode, err, report
+from trainer.cli.words import AsJson, ModelDir, RunName, late
+
+if TYPE_CHECKING:
+    from trainer.parity import Parity
+    from trainer.tokens.shards import Sample
+
+app = typer.Typer()
+
+NUM_REPLAYS = 4
+MAX_NEW_TOKENS = 24  # of each: a dozen verify steps, seconds on two cores
+
+
+@app.command()
+def parity(
+    drafter: Annotated[Path, typer.Argument(help="Folder that `export` wrote.")],
+    run: RunName = "",
+    model: ModelDir = "",
+    num_replays: Annotated[int, typer.Option(min=1, help="Held-out samples.")] = NUM_REPLAYS,
+    max_new_tokens: Annotated[int, typer.Option(min=2, help="Decoded each.")] = MAX_NEW_TOKENS,
+    as_json: AsJson = False,
+) -> None:
+    """Replay held-out samples through training's forward, decoding's and z-lab's class.
+
+    Exit code 3 where they are apart. Example: dflash-fleet parity ./export --run maths --model
+    ./smollm2
+    """
+    settings = load_settings({"run": run, "model": model})
+    found = measure_parity(settings, drafter, num_replays, max_new_tokens)
+    report(dataclasses.asdict(found) | {"faults": found.faults}, as_json=as_json)
+    if found.faults:
+        raise typer.Exit(ExitCode.SOME_REFUSED)
+
+
+def parity_check(settings: Settings) -> Callable[[Path], Json]:
+    """For an export that is about to appear: raises BadInput where parity finds a fault."""
+
+    def check(export: Path) -> Json:
+        err.print("parity: replaying held-out samples", markup=False)
+        found = measure_parity(settings, export, NUM_REPLAYS, MAX_NEW_TOKENS)
+        if found.faults:
+            raise BadInput(
+                f"this drafter would not draft as it was trained: {'; '.join(found.faults)}; "
+                "--unchecked exports it all the same"
+            )
+        return dataclasses.asdict(found)
+
+    return check
+
+
+def measure_parity(
+    settings: Settings, export: Path, num_replays: int, max_new_tokens: int
+) -> Parity:
+    """On a run's first held-out samples, with the whole target in fp32."""
+    torch, module = late("torch"), late("trainer.parity")
+    samples, stop_ids = heldout_samples(settings)
+    config = late("trainer.drafter.export").lint(export)
+    target = late("trainer.online.target").load_target(
+        settings.model,
+        config.target_layer_ids,
+        dtype=torch.float32,
+        device=torch.device("cuda" if torch.cuda.is_available() else "cpu"),
+    )
+    found: Parity = module.check_parity(
+        export,
+        target,
+        [module.Replay(s.ids.tolist(), s.prompt_len) for s in samples[:num_replays]],
+        late("trainer.drafter.speculate").Limits(max_new_tokens, frozenset(stop_ids)),
+    )
+    return found
+
+
+def heldout_samples(settings: Settings) -> tuple[list[Sample], list[int]]:
+    """Of a run whose target is the one at hand; and its stop ids."""
+    store, run = open_store(settings), settings.require_run()
+    spec = read_spec(store, run)
+    late("trainer.online.target").check_target(spec, settings.model)
+    samples: list[Sample] = late("trainer.online.batches").read_samples(store, run, heldout=True)
+    return samples, spec.sampling.stop_token_ids
