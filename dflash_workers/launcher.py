@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -65,11 +66,18 @@ class Child:
             self.guardian.kill()
             self.guardian.wait()
 
+    def signal(self, number: signal.Signals) -> None:
+        """To the child itself, not to its tree; nothing happens where it has ended."""
+        with suppress(ProcessLookupError):
+            if self.poll() is None:
+                os.kill(self.pid, number)
+
     def tail(self, num_lines: int = 20) -> str:
         """The last lines that this child (not an earlier one) wrote to its log."""
         with self.log_path.open("rb") as log:
             end = log.seek(0, os.SEEK_END)
-            log.seek(max(self._log_start, end - TAIL_BYTES))
+            start = self._log_start if self._log_start <= end else 0  # else it was rotated
+            log.seek(max(start, end - TAIL_BYTES))
             lines = log.read().decode(errors="replace").splitlines()
         return "\n".join(lines[-num_lines:])
 

@@ -1,9 +1,9 @@
-"""One SGLang server as a child process: how it is started, and when it is ready.
+"""One SGLang or vLLM server as a child process: how it is started, and when it is ready.
 
-Started by node.py and demo.py, kept from outliving us by launcher.py, spoken to over HTTP only
+Started by node/lane.py and demo.py, kept from outliving us by launcher.py, spoken to over HTTP only
 (engine.py), for its torch is not ours. Invariant: an engine that can't serve is reported with the
 last lines of its own log, never by silence. The CPU profile needs the venv of engine_venv.py and
-cpu_engine/, the stand-in for SGLang's CUDA-only kernels; on a GPU the flags are SGLang's own.
+cpu_engine/, the stand-in for SGLang's CUDA-only kernels; on a GPU the flags are the engine's own.
 """
 
 from __future__ import annotations
@@ -43,6 +43,8 @@ class EngineConfig:
     max_total_tokens: int = 0  # KV cache slots; 0: what the memory holds (not on a CPU)
     dtype: str = "auto"
     extra_args: tuple[str, ...] = ()
+    kind: str = "sglang"  # or vllm
+    gpu: str = ""  # the UUID of its only GPU; empty: what CUDA_VISIBLE_DEVICES says
 
     @property
     def url(self) -> str:
@@ -52,14 +54,17 @@ class EngineConfig:
     @property
     def argv(self) -> list[str]:
         """The command line."""
+        where = ["--host", self.host, "--port", str(self.port), "--dtype", self.dtype]
+        if self.kind == "vllm":
+            program = ["-m", "vllm.entrypoints.openai.api_server", "--model", str(self.model_dir)]
+            return [str(self.python), *program, *where, *self.extra_args]
         return [
             str(self.python),
             *("-m", "sglang.launch_server"),
             *("--model-path", str(self.model_dir)),
-            *("--host", self.host, "--port", str(self.port)),
+            *where,
             *("--max-running-requests", str(self.max_running_requests)),
             *(("--max-total-tokens", str(self.max_total_tokens)) if self.max_total_tokens else ()),
-            *("--dtype", self.dtype),
             *(("--device", "cpu", "--attention-backend", "torch_native") if self.cpu else ()),
             *self.extra_args,
         ]
@@ -90,7 +95,7 @@ def wait_until_ready(
     """
     started = time.monotonic()
     while (waited_s := time.monotonic() - started) < timeout_s:
-        answer = _server_info(url)
+        answer = ask_server_info(url)
         if child.poll() is not None:  # asked last: another server may answer on its port
             raise EngineFailed(
                 f"the engine died at start (exit status {child.poll()}); its last lines:\n"
@@ -106,31 +111,39 @@ def wait_until_ready(
     )
 
 
-def _server_info(url: str) -> Json | None:
-    try:
-        status, _ = _get(url, "/health")
-        if status != http.HTTPStatus.OK:
-            return None
-        status, body = _get(url, "/server_info")
-    except (OSError, http.client.HTTPException):
-        return None
-    if status != http.HTTPStatus.OK:
-        return None
-    try:
-        info: Json = orjson.loads(body)
-    except orjson.JSONDecodeError:
-        return None
-    return info
+def is_healthy(url: str, timeout_s: float = PROBE_TIMEOUT_S) -> bool:
+    """Whether /health answers 200. SGLang's has a token generated, unless answers come anyway."""
+    return _get(url, "/health", timeout_s) is not None
 
 
-def _get(url: str, path: str) -> tuple[int, bytes]:
-    """A bare GET: unlike urllib's it never goes through a proxy."""
+def ask_server_info(url: str) -> Json | None:
+    """What a healthy server says of itself; None while there is none.
+
+    vLLM has no /server_info: what it serves is all that is known of it then.
+    """
+    if not is_healthy(url):
+        return None
+    body = _get(url, "/server_info", PROBE_TIMEOUT_S)
+    models = _get(url, "/v1/models", PROBE_TIMEOUT_S) if body is None else None
+    try:
+        if body is not None:
+            info: Json = orjson.loads(body)
+            return info
+        return {"model_path": orjson.loads(models)["data"][0]["id"]} if models else None
+    except (orjson.JSONDecodeError, LookupError, TypeError):
+        return None
+
+
+def _get(url: str, path: str, timeout_s: float) -> bytes | None:
+    """The body of a bare GET that was answered with 200: unlike urllib's it passes no proxy."""
     where = urlsplit(url)
-    connection = http.client.HTTPConnection(where.netloc, timeout=PROBE_TIMEOUT_S)
+    connection = http.client.HTTPConnection(where.netloc, timeout=timeout_s)
     try:
         connection.request("GET", path)
         reply = connection.getresponse()
-        return reply.status, reply.read()
+        return reply.read() if reply.status == http.HTTPStatus.OK else None
+    except (OSError, http.client.HTTPException):
+        return None
     finally:
         connection.close()
 
@@ -139,6 +152,8 @@ def _environ(config: EngineConfig) -> dict[str, str]:
     """Ours, handed on without our own settings: the engine has no business with the S3 keys."""
     environ = {k: v for k, v in os.environ.items() if not k.startswith("DFLASH_")}
     environ |= {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}  # the model is a local folder
+    if config.gpu:
+        environ["CUDA_VISIBLE_DEVICES"] = config.gpu
     if config.cpu:
         environ |= {
             "SGLANG_USE_CPU_ENGINE": "1",
