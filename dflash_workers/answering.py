@@ -25,7 +25,7 @@ from dflash_workers.journal import Journal
 from dflash_workers.listening import Listener, Noting
 from dflash_workers.notes import Partial, digest_of, extended
 from dflash_workers.quality import LENGTH, STOP, flags_of, is_retry_due
-from dflash_workers.questions import ABORT, Generation, Question
+from dflash_workers.questions import ABORT, Generation, Growth, Question
 from dflash_workers.reading import Reader
 from dflash_workers.seats import Seats
 
@@ -50,7 +50,7 @@ class Desk:
     on_turn: Callable[[], None] | None = None  # called from a thread once a turn is noted
     max_tool_rounds: int = MAX_TOOL_ROUNDS
     note_every: int = 0  # ids between two notes of an answer that is still coming; 0: none
-    deadline_s: float | None = None  # of the batch, as time.monotonic() counts
+    growth: Growth = field(default_factory=Growth)
     counts: Counter[str] = field(default_factory=Counter)  # of what was unusual, for Commit.notes
 
 
@@ -73,7 +73,7 @@ async def answer(asked: Asked, desk: Desk) -> Answer:
     place = asked.prompt_key, asked.turn, asked.input_ids
     if known := desk.journal.known(*place):
         return _with_text(known, asked, desk)
-    async with desk.seats.take(asked.prompt_key, desk.engine.slot):
+    async with desk.seats.take(asked.prompt_key, desk.engine.slots):
         if desk.leaving.is_set():
             raise Draining("this worker is leaving: not started")
         # Once more before it starts: a holder that lost the batch may have noted it since.
@@ -86,6 +86,7 @@ async def answer(asked: Asked, desk: Desk) -> Answer:
 
 
 def _keep(asked: Asked, made: Answer, desk: Desk) -> Answer:
+    desk.growth.note()
     stands = desk.journal.keep(asked.prompt_key, made)
     if desk.on_turn is not None:
         desk.on_turn()
@@ -138,7 +139,7 @@ async def _finish(asked: Asked, begun: Partial, desk: Desk) -> Answer:
         messages=asked.messages,
         tools=asked.tools,
         template_kwargs=desk.spec.template_kwargs,
-        deadline_s=desk.deadline_s,
+        growth=desk.growth,
     )
     noting = Noting(desk.journal, asked.prompt_key, desk.note_every)
     listener = Listener(begun, noting, asked.sampling.max_new_tokens, desk.reader.call_id)

@@ -34,7 +34,6 @@ _TRANSPORT_S = 1.0  # the transport's own limit comes after ours, which says wha
 
 # Why a request is given up.
 _TOO_LONG = "the answer takes too long"
-_BATCH_OVER = "the batch's time is over"
 _STALLED = "no new id in any request"
 _LOST = "no new id in a request that had begun"
 
@@ -69,6 +68,7 @@ class Progress:
 
     at_s: float = field(default_factory=time.monotonic)  # the last id
     num_tokens: int = 0
+    num_running: int = 0  # requests in it
     stuck: str = ""  # evidence that it gives nothing any more
 
     def note(self, num_tokens: int) -> None:
@@ -196,7 +196,8 @@ class Attempt:
                 if not self._is_wanted():
                     await line.abort(self._rid)
                     return None
-        raise EngineUnavailable(f"engine at {line.wire.url}: its stream ended within the answer")
+        ended = f"engine at {line.wire.url}: its stream ended within the answer"
+        raise EngineUnavailable(ended) from EOFError()  # which is a connection that broke off
 
     def _take(self, reply: Reply) -> None:
         """An event holds the whole output so far, or with SGLang's --incremental-streaming-output
@@ -208,6 +209,7 @@ class Attempt:
         if len(ids) > len(self.output_ids):
             self._word_s = time.monotonic()
             self._line.progress.note(len(ids) - len(self.output_ids))
+            self._question.growth.note()
         self.output_ids, self.text = ids, text
 
     def _is_wanted(self) -> bool:
@@ -235,8 +237,6 @@ class Attempt:
 
     def _limits(self) -> list[tuple[float, str]]:
         patience, limits = self._line.patience, [(self._word_s + self._limit_s(), _TOO_LONG)]
-        if self._question.deadline_s is not None:
-            limits.append((self._question.deadline_s, _BATCH_OVER))
         if self._stream_every:
             progress_s = max(self._word_s, self._line.progress.at_s)
             limits.append((progress_s + patience.stall_s, _STALLED))

@@ -12,7 +12,9 @@ import asyncio
 import dataclasses
 import statistics
 import time
+from collections.abc import Coroutine
 from dataclasses import dataclass, field
+from typing import Any
 
 from dflash_workers.contract.answers import THINK_END, THINK_START
 from dflash_workers.contract.chat import Chat
@@ -89,25 +91,39 @@ class Verdict:
 
 
 async def check_engine(engine: Engine, spec: RunSpec, chat: Chat, store: Store) -> Verdict:
-    """Raises BadInput for an engine that must not work for this run; EngineUnavailable."""
-    warnings = _context_warnings(await engine.facts(), spec)
+    """Of an engine that was looked at. Raises BadInput for one that must not work for this run;
+    EngineUnavailable.
+    """
+    standing = await asyncio.to_thread(_standing, store, spec.run)
+    ids = standing.ids if standing else canary_ids(chat)
     try:
-        stop_id = await _stop_id(engine, spec, chat)
-        warnings += await _thinking_warnings(engine, spec, chat)
+        stop_id, thinking_warnings, log_probs = await _together(
+            _stop_id(engine, spec, chat),
+            _thinking_warnings(engine, spec, chat),
+            engine.log_probs(ids),
+        )
     except PromptRejected as error:
         raise BadInput(
             f"{engine.url}: this engine refuses how run {spec.run!r} samples: {error.detail}"
         ) from error
-    standing = await asyncio.to_thread(_standing, store, spec.run)
-    ids = standing.ids if standing else canary_ids(chat)
-    log_probs = await engine.log_probs(ids)
+    warnings = _context_warnings(engine.facts, spec) + thinking_warnings
     if log_probs is None:
         warnings.append("it tells no log-probabilities of a prompt: its weights are not checked")
         return Verdict(False, None, None, stop_id, warnings)
-    mine = Canary(SCHEMA_VERSION, ids, log_probs, stop_id, await engine.facts(), time.time())
+    mine = Canary(SCHEMA_VERSION, ids, log_probs, stop_id, engine.facts, time.time())
     first = standing if standing else await asyncio.to_thread(_put, store, spec.run, mine)
     mean, largest = _compare(first, mine, engine, spec)
     return Verdict(first is mine, mean, largest, stop_id, warnings)
+
+
+async def _together(*questions: Coroutine[Any, Any, Any]) -> list[Any]:
+    """All answers, for an engine takes as long for one as for several; or the first error."""
+    asked = [asyncio.ensure_future(question) for question in questions]
+    try:
+        return await asyncio.gather(*asked)
+    finally:
+        for question in asked:
+            question.cancel()
 
 
 def canary_ids(chat: Chat) -> list[int]:
@@ -185,10 +201,13 @@ async def _thinking_warnings(engine: Engine, spec: RunSpec, chat: Chat) -> list[
     )
     if on.prompt_ids(_QUESTION, []) == off.prompt_ids(_QUESTION, []):
         return ["the run's template renders the same with and without enable_thinking"]
+    with_it, without_it = await _together(
+        *(_ask(engine, spec, chat, _NUM_THOUGHT) for chat in (on, off))
+    )
     warnings = []
-    if not _thinks(on, await _ask(engine, spec, on, _NUM_THOUGHT)):
+    if not _thinks(on, with_it):
         warnings.append("with thinking on, a short answer shows no sign of it")
-    if _thinks(off, await _ask(engine, spec, off, _NUM_THOUGHT)):
+    if _thinks(off, without_it):
         warnings.append("with thinking off, a short answer thinks all the same")
     return warnings
 

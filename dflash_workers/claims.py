@@ -9,6 +9,7 @@ over. Clearing comes after a commit or a cancel and leaves another holder's leas
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from enum import Enum
 from importlib import resources
@@ -37,7 +38,7 @@ class Timing:
 
     lease_ms: int = LEASE_MS
     handover_ms: int = REAP_DEADLINE_MS  # from a hand-over's first step to its last
-    reap_every_s: float = 2.0
+    reap_every_s: float = 2.0  # at the latest: a sweep comes when the next deadline is over
 
     @property
     def renew_every_s(self) -> float:
@@ -69,6 +70,7 @@ class Claims:
 
     def __init__(self, client: redis.Redis, hints: Hints, timing: Timing) -> None:
         self.timing = timing
+        self._client = client
         self._hints = hints
         self._script = client.register_script(_SCRIPT)
 
@@ -100,6 +102,21 @@ class Claims:
             segment, batch = parse_batch_name(name.decode())
             self._hand_over(BatchMessage(run, segment, batch), deadline_ms, queue)
         return [name.decode() for name in names]
+
+    def due_in_s(self, run: str) -> float:
+        """How long it is until the run's next deadline is over; infinite with nothing in flight.
+
+        Renewals move deadlines on, so what is due then may be nothing.
+        """
+        with translated_redis(self._hints.where), self._client.pipeline(transaction=False) as pipe:
+            pipe.zrange(self._hints.keys.inflight(run), 0, 0, withscores=True)
+            pipe.time()
+            entries, (seconds, microseconds) = pipe.execute()
+        if not entries:
+            return math.inf
+        ((_name, deadline_ms),) = entries
+        now_ms = seconds * 1000 + microseconds / 1000
+        return float(deadline_ms - now_ms) / 1000
 
     def clear(self, claim: Claim) -> None:
         """Forget a batch that has its commit or is cancelled: claim, hints' memory, notes."""

@@ -11,11 +11,13 @@ import sys
 from typing import Annotated, NoReturn
 
 import typer
+from celery.utils.nodenames import host_format
 
+import celeryconfig
 from dflash_workers.answering import MAX_TOOL_ROUNDS
 from dflash_workers.contract.errors import BadInput
 from dflash_workers.contract.hints import check_redis, open_hints
-from dflash_workers.contract.settings import load_settings
+from dflash_workers.contract.settings import ENGINE_DIALECTS, Settings, load_settings
 from dflash_workers.contract.store import open_store
 from dflash_workers.contract.terminal import err, report
 from dflash_workers.logs import set_up_logs
@@ -28,12 +30,25 @@ app = typer.Typer()
 
 RunOption = Annotated[str, typer.Option("--run", help="Name of the run.", show_default=False)]
 
+_ENVIRONMENT = """Redis and S3 are named by the environment, or in dflash.toml in lower case and
+without DFLASH_: DFLASH_REDIS_URL, DFLASH_REDIS_PREFIX, DFLASH_S3_ENDPOINT, DFLASH_S3_BUCKET,
+DFLASH_S3_PREFIX, DFLASH_S3_REGION, DFLASH_S3_ACCESS_KEY, DFLASH_S3_SECRET_KEY. What can differ from
+one worker to the next can be set there as well: --engine-url is DFLASH_ENGINE_URL, and so are
+--run, --model, --engine-dialect, --max-in-flight, --slot and the four --spot flags. Flags win."""
 
-@app.command()
+
+@app.command(epilog=_ENVIRONMENT)
 def worker(
     run: RunOption = "",
     model: Annotated[str, typer.Option(help="Folder of the target model.")] = "",
+    queue: Annotated[
+        str, typer.Option(help="`tokenize`: make shards of commits, on CPUs, without an engine.")
+    ] = "",
     engine_url: Annotated[str, typer.Option(help="The SGLang server.", show_default=False)] = "",
+    engine_dialect: Annotated[
+        str,
+        typer.Option(help=f"How it is spoken to: {' or '.join(ENGINE_DIALECTS)}. Default: sglang."),
+    ] = "",
     max_in_flight: Annotated[
         int | None, typer.Option(help="Requests running in the engine at once.", min=1)
     ] = None,
@@ -56,6 +71,17 @@ def worker(
     idle_exit_s: Annotated[
         float, typer.Option(help="Leave after so many seconds without work; 0: never.", min=0)
     ] = 0.0,
+    spot_provider: Annotated[
+        str, typer.Option(help="Whose notices count: aws, gcp, azure or none. Default: none.")
+    ] = "",
+    spot_url: Annotated[str, typer.Option(help="Of its metadata service, if not its own.")] = "",
+    spot_rebalance: Annotated[
+        bool | None,
+        typer.Option(
+            "--spot-rebalance/--no-spot-rebalance", help="AWS' recommendation counts too."
+        ),
+    ] = None,
+    spot_file: Annotated[str, typer.Option(help="A file: this host goes once it exists.")] = "",
 ) -> None:
     """Turn queued batches into commits, through one SGLang server.
 
@@ -64,13 +90,20 @@ def worker(
 
     Example: dflash-fleet worker --run qwen3-8b --model /models/Qwen3-8B
     """
+    if queue:
+        _become_tokenizer(queue, load_settings({"run": run, "model": model}), batches or 1)
     set_up_logs()
     flags = {
         "run": run,
         "model": model,
         "engine_url": engine_url,
+        "engine_dialect": engine_dialect,
         "max_in_flight": max_in_flight,
         "slot": slot,
+        "spot_provider": spot_provider,
+        "spot_url": spot_url,
+        "spot_rebalance": None if spot_rebalance is None else int(spot_rebalance),
+        "spot_file": spot_file,
     }
     options = Options(
         wait_s=wait_s,
@@ -124,10 +157,28 @@ def flower(
     os.execve(sys.executable, command, environ)
 
 
+def _become_tokenizer(queue: str, settings: Settings, num_processes: int) -> NoReturn:
+    """The trainer's verb, in this process' place: nothing of it is imported here."""
+    if queue != celeryconfig.TOKENIZE_QUEUE:
+        raise BadInput(f"--queue {queue}: there is {celeryconfig.TOKENIZE_QUEUE!r}, or none")
+    command = [sys.executable, "-m", "fleet", "tokenize", "--follow"]
+    command += ["--workers", str(num_processes)]
+    os.execve(sys.executable, command, os.environ | settings.environment())
+
+
 def _run_celery(process: Worker) -> int:
-    """Until a signal ends it; the exit code."""
-    # Workers need to know nothing of each other, and a consumer that listens to them goes deaf with
-    # the connection (see celeryconfig).
-    options = ["--without-gossip", "--without-mingle", f"--hostname={process.site.slot}@%h"]
-    exit_code: int | None = process.make_app().start(["--quiet", "worker", *options])
-    return exit_code or 0
+    """Until a signal ends it; the exit code.
+
+    By Celery's own worker and not by its command line, which loads every plugin, Flower among them:
+    half a second of CPU at each start.
+    """
+    worker = process.make_app().Worker(
+        hostname=host_format(f"{process.site.slot}@%h"),
+        quiet=True,
+        # Workers need to know nothing of each other, and a consumer that listens to them goes deaf
+        # with the connection (see celeryconfig).
+        without_gossip=True,
+        without_mingle=True,
+    )
+    worker.start()
+    return int(worker.exitcode or 0)

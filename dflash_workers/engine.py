@@ -1,10 +1,11 @@
 """The inference server, spoken to over HTTP: ids in, ids out, every reply checked.
 
-Asked by rollout (generate), by the worker's start (wait_until_ready, facts) and by canary. One
+Asked by rollout (generate), by gate before it is used (wait_until_there, look) and by canary. One
 Engine per process, in the one event loop, with one limit on requests in flight over all batches.
 What may pass is tried again here with backoff, for a bounded time; what an engine died of is not,
 so that the caller can find out who did it. Ids outside the vocabulary are never sent: they bring
-the whole server down. attempt.py makes one request, dialects/ say how, replies.py checks it.
+the whole server down. attempt.py makes one request, dialects/ say how, replies.py checks it,
+deaths.py says whether the engine died.
 """
 
 from __future__ import annotations
@@ -27,12 +28,14 @@ from dflash_workers.contract.errors import (
     PromptRejected,
 )
 from dflash_workers.contract.records import Json
+from dflash_workers.deaths import Deaths
 from dflash_workers.dialects.openai import OpenAi
 from dflash_workers.dialects.sglang import Sglang
 from dflash_workers.pace import Pace, Patience
 from dflash_workers.questions import ABORT, Generation, Heard, Question
 from dflash_workers.replies import FINISHES, Tokenizer, check
-from dflash_workers.wire import Wire, is_broken, never_arrived
+from dflash_workers.seats import Slots
+from dflash_workers.wire import Wire, has_status, is_broken, never_arrived
 
 __all__ = ["Engine", "Generation", "Heard", "Patience", "Question"]
 
@@ -41,8 +44,6 @@ log = logging.getLogger(__name__)
 DIALECTS: dict[str, Dialect] = {"sglang": Sglang(), "openai": OpenAi()}
 _FACTS_S = 10.0
 _POLL_S = 1.0
-_PROBES = 4  # of a connection that breaks: a dying server may still accept for a moment
-_BETWEEN_PROBES_S = 0.25
 
 
 class Engine:
@@ -57,11 +58,10 @@ class Engine:
         dialect: str = "sglang",
         tokenizer: Tokenizer | None = None,
     ) -> None:
-        self.slot = asyncio.Semaphore(max_in_flight)
-        self.num_running = 0
+        self.slots = Slots(max_in_flight)
         self.num_replies = 0  # refusals too
-        self.num_deaths = 0  # seen; after one, another engine may stand behind the URL
         self.on_outcome: Callable[[bool], None] | None = None  # told whether a request succeeded
+        self.facts: Json = {}  # version and flags that decide what it generates, as it last said
         self._patience = patience
         self._dialect = DIALECTS[dialect]
         self._tokenizer = tokenizer
@@ -70,11 +70,8 @@ class Engine:
         self._progress = Progress()
         self._line = Line(self._wire, self._dialect, patience, self._pace, self._progress)
         self._away_since_s: float | None = None
-        self._facts: Json = {}  # the last ones known
-        self._has_facts = False
-        self._death: str | None = None  # until it answers again
-        self._alive_s = 0.0  # when it was last seen alive by a probe
-        self._probing = asyncio.Lock()
+        health_path = self._dialect.health_path
+        self._deaths = Deaths(self._wire, health_path, patience, self._progress)
 
     @property
     def url(self) -> str:
@@ -87,6 +84,21 @@ class Engine:
         return self._progress.num_tokens
 
     @property
+    def num_running(self) -> int:
+        """Requests in it."""
+        return self._progress.num_running
+
+    @property
+    def num_deaths(self) -> int:
+        """Seen since the start; after one, another engine may stand behind the URL."""
+        return self._deaths.num
+
+    @property
+    def last_death(self) -> str:
+        """What was seen of it; empty where there was none."""
+        return self._deaths.evidence
+
+    @property
     def takes_ids(self) -> bool:
         """Whether it can go on with a half-finished answer: prompt and ids so far as input."""
         return self._dialect.takes_ids
@@ -94,6 +106,17 @@ class Engine:
     async def close(self) -> None:
         """Break off what is running."""
         await self._wire.close()
+
+    @property
+    def grown_at_s(self) -> float:
+        """When it gave its last id, as time.monotonic() counts."""
+        return self._progress.at_s
+
+    def silence_s(self, num_tokens: int) -> float:
+        """The longest that a request for so many may stay without a new id, tries included."""
+        patience = self._patience
+        limit_s = max(self._pace.limit_s(num_tokens), patience.lost_s)
+        return limit_s + patience.away_s + patience.max_retry_after_s
 
     async def abort(self, rid: str) -> None:
         """End a request by its id. Never raises; does nothing where the engine can't."""
@@ -112,8 +135,8 @@ class Engine:
         `heard` is called with all ids so far about every `hear_every` ids (0: never; so it is in a
         dialect that doesn't stream); if it returns False, or when `leaving` is set, the request is
         aborted and the answer is what was sampled until then, finish_reason "abort". Raises
-        PromptRejected, AccessDenied, and EngineUnavailable once patience or the deadline is over,
-        or at once where the engine died of something.
+        PromptRejected, AccessDenied, and EngineUnavailable once patience is over, or at once where
+        the engine died of something.
         """
         _check_ids(question)
         ear = Ear(leaving or asyncio.Event(), heard if hear_every else None, hear_every)
@@ -128,7 +151,7 @@ class Engine:
                     return _ended_early(attempt, question)
                 failing_since_s = failing_since_s or time.monotonic()
                 pause_s = self._backoff_s(num_failures, error)
-                await self._give_up_on(error, failing_since_s, question, pause_s)
+                await self._give_up_on(error, failing_since_s)
                 log.info("asked again: %s", error)
                 await ear.pause(pause_s)
                 continue
@@ -140,36 +163,38 @@ class Engine:
             return generation
         raise AssertionError("unreachable")
 
-    async def wait_until_ready(self, timeout_s: float) -> None:
-        """Until it is healthy. Raises EngineUnavailable after `timeout_s`."""
+    async def wait_until_there(self, timeout_s: float) -> None:
+        """Until it answers, if with a 503: it says so under a long prefill, and works all the same.
+
+        Raises EngineUnavailable after `timeout_s`.
+        """
         deadline_s = time.monotonic() + timeout_s
         while True:
             try:
                 await self._wire.call(self._dialect.health_path, self._patience.health_s)
                 return
             except EngineUnavailable as error:
+                if has_status(error):
+                    return
                 if time.monotonic() >= deadline_s:
-                    raise EngineUnavailable(
-                        f"no engine within {timeout_s:.0f} s: {error}: start it, wait longer with "
-                        "--wait-s, or pass --engine-url"
-                    ) from error
+                    raise
             await asyncio.sleep(min(_POLL_S, timeout_s / 10))
 
-    async def facts(self) -> Json:
-        """Version and flags that decide what it generates, as it reports them; {} while away."""
-        if not self._has_facts:
-            try:
-                body = await self._wire.call(self._dialect.facts_path, _FACTS_S)
-                self._facts = self._dialect.read_facts(orjson.loads(body))
-                self._has_facts = True
-            except (PromptRejected, AttributeError, LookupError, TypeError, ValueError) as error:
-                raise BadInput(
-                    f"{self._wire.url} is no {self._dialect.name} server: its "
-                    f"{self._dialect.facts_path} is not one: check --engine-url"
-                ) from error
-            except EngineUnavailable:
-                return {}
-        return self._facts
+    async def look(self) -> None:
+        """Note its facts, and whether it is the process that it was. Due before it is used.
+
+        Raises BadInput where it is no such server; EngineUnavailable.
+        """
+        path = self._dialect.facts_path
+        try:
+            said = orjson.loads(await self._wire.call(path, _FACTS_S))
+            self.facts = self._dialect.read_facts(said)
+        except (PromptRejected, AttributeError, LookupError, TypeError, ValueError) as error:
+            raise BadInput(
+                f"{self._wire.url} is no {self._dialect.name} server: its {path} is not one: "
+                "check --engine-url"
+            ) from error
+        await self._deaths.look()
 
     async def log_probs(self, input_ids: list[int]) -> list[float] | None:
         """Of each id but the first, given those before it; None where the engine tells none.
@@ -192,21 +217,12 @@ class Engine:
         return found
 
     async def died(self, seen: str = "") -> str | None:
-        """Evidence that the engine died or is stuck, remembered until it answers again.
+        """Evidence that it died or is stuck, or None; see Deaths.died."""
+        return await self._deaths.died(seen)
 
-        None: it lives, or nobody can tell. Many may ask at once: one of them looks. `seen`: what
-        the caller saw of it, which is enough.
-        """
-        asked_s = time.monotonic()
-        async with self._probing:
-            if self._death is None and self._alive_s < asked_s:
-                probed_s = time.monotonic()
-                self._death = seen or self._progress.stuck or await self._probe()
-                if self._death is None:
-                    self._alive_s = probed_s
-                else:
-                    self.num_deaths += 1
-            return self._death
+    def was_cut(self, death: int) -> bool:
+        """Whether that one of `num_deaths` was a connection's alone, as is known after a look."""
+        return self._deaths.was_cut(death)
 
     async def is_listening(self) -> bool:
         """Whether anybody answers at its URL, whatever is said."""
@@ -216,29 +232,14 @@ class Engine:
             return not is_broken(error)
         return True
 
-    async def _probe(self) -> str | None:
-        for _ in range(_PROBES):
-            try:
-                await self._wire.call(self._dialect.health_path, self._patience.health_s)
-                return None
-            except EngineUnavailable as error:
-                evidence, has_answered = f"{error}", not is_broken(error)
-            if has_answered:
-                break
-            await asyncio.sleep(_BETWEEN_PROBES_S)
-        # A probe is a real request, and may fail under a long prefill: alone it says nothing.
-        silent_s = time.monotonic() - self._progress.at_s
-        is_silent = self.num_running > 0 and silent_s >= self._patience.request_s
-        return evidence if is_silent or not has_answered else None
-
     async def _answer(self, attempt: Attempt, question: Question, ear: Ear) -> Generation:
         if ear.leaving.is_set():
             return _ended_early(attempt, question)
-        self.num_running += 1
+        self._progress.num_running += 1
         try:
-            reply = await attempt.reply(self._facts)
+            reply = await attempt.reply(self.facts)
         finally:
-            self.num_running -= 1
+            self._progress.num_running -= 1
         if reply is None:
             return _ended_early(attempt, question)
         if FINISHES.get(reply.finish or "") == ABORT and not ear.leaving.is_set():
@@ -254,25 +255,21 @@ class Engine:
             notes=checked.notes,
         )
 
-    async def _give_up_on(
-        self, error: EngineUnavailable, since_s: float, question: Question, pause_s: float
-    ) -> None:
-        """Raise where it is no use to ask again after `pause_s`."""
+    async def _give_up_on(self, error: EngineUnavailable, since_s: float) -> None:
+        """Raise where it is no use to ask again."""
         now_s = time.monotonic()
         self._away_since_s = self._away_since_s or now_s
-        self._has_facts = False  # it may come back as another
         was_inside = is_broken(error) and not never_arrived(error)
         if (was_inside or self._progress.stuck) and (evidence := await self.died()):
             raise EngineUnavailable(f"{error}: the engine died: {evidence}") from error
         if now_s - min(since_s, self._away_since_s) >= self._patience.away_s:
             raise error
-        if question.deadline_s is not None and now_s + pause_s >= question.deadline_s:
-            raise error
 
     def _note_outcome(self, ok: bool) -> None:
         """A request's: a refusal is a reply as well."""
         if ok:
-            self._away_since_s = self._death = None
+            self._away_since_s = None
+            self._deaths.note_reply()
             self.num_replies += 1
         if self.on_outcome is not None:
             self.on_outcome(ok)

@@ -111,7 +111,7 @@ class Gate:
         return run in self._admitted and not self.has_died and not self._was_away
 
     async def admit(self, run: str) -> None:
-        """Until the engine answers, and as the run's first one did.
+        """Until the engine answers, and as the run's first one did, whatever its /health says.
 
         Raises EngineUnavailable once patience is over; BadInput for another model: the gate is
         closed then, and looks again every REFUSED_AGAIN_S.
@@ -119,7 +119,9 @@ class Gate:
         async with self._admitting:
             if self.is_admitted(run):
                 return
-            await self._engine.wait_until_ready(self._checks.away_s)
+            await self._engine.wait_until_there(self._checks.away_s)
+            await self._engine.look()
+            self.note_death(self._engine.last_death)  # which nobody saw, perhaps, before this look
             num_deaths = self._engine.num_deaths
             try:
                 await self._check_engine(run)

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 
 from dflash_workers.answering import Desk
@@ -21,6 +22,7 @@ from dflash_workers.contract.commit import publish, read_commit, seal_rows
 from dflash_workers.contract.errors import (
     Cancelled,
     Draining,
+    EngineUnavailable,
     FleetError,
     LeaseLost,
     Missing,
@@ -94,6 +96,7 @@ def generate(batch: Batch, claim: Claim, site: Site) -> Commit:
         site.claims.release(claim, site.queue)
         raise
     _clear(claim, site)
+    _announce(batch.message, site)
     return commit
 
 
@@ -102,6 +105,13 @@ def _clear(claim: Claim, site: Site) -> None:
         site.claims.clear(claim)
     except QueueUnavailable as error:
         log.warning("%s is over; whoever hears of it next will clear it: %s", claim.name, error)
+
+
+def _announce(message: BatchMessage, site: Site) -> None:
+    try:
+        site.hints.announce(message)
+    except QueueUnavailable as error:
+        log.warning("tokenizers not told, their sweep will find it: %s", error)
 
 
 def _look(work: Work, site: Site) -> Commit | None:
@@ -144,8 +154,8 @@ def _make_commit(work: Work, site: Site) -> Commit:
         started_at=started_at,
         finished_at=time.time(),
         worker=site.slot,
-        engine=asyncio.run_coroutine_threadsafe(site.engine.facts(), site.loop).result(),
-        notes=dict(desk.counts),
+        engine=site.engine.facts,
+        notes=dict(+desk.counts),
     )
     return _publish(commit, body, work, site)
 
@@ -167,12 +177,12 @@ def _make_desk(work: Work, site: Site) -> Desk:
 
 def _answer_all(work: Work, desk: Desk, site: Site) -> list[Fate] | Commit:
     """Every prompt's fate, in the plan's order; or the commit, if another made it meanwhile."""
-    hold, slots = work.hold, site.habits.max_in_flight
-    rounds = Rounds(work.batch.prompts, desk, work.case, site.gate, slots)
+    hold = work.hold
+    rounds = Rounds(work.batch.prompts, desk, work.case, site.gate)
     answering = asyncio.run_coroutine_threadsafe(_all_fates(rounds, hold), site.loop)
     news: News | None = None
     try:
-        while (news := hold.wait()) is not News.ENDED:
+        while (news := _wait(hold, rounds)) is not News.ENDED:
             _stop_if_told(news, hold)
             if news is News.CLOSING:
                 site.loop.call_soon_threadsafe(rounds.close)
@@ -185,7 +195,26 @@ def _answer_all(work: Work, desk: Desk, site: Site) -> list[Fate] | Commit:
             if not _has_ended(hold, _ABORT_S):
                 answering.cancel()
                 _has_ended(hold, _CANCEL_S)
-            work.journal.flush()
+            _note_all(work.journal, is_lost=news is News.LOST)
+
+
+def _note_all(journal: Journal, *, is_lost: bool) -> None:
+    """What this process knows, for who goes on. A batch is lost after a flush of Redis, too, that
+    took what was noted before: so look what is missing.
+    """
+    if not is_lost:
+        journal.flush()
+        return
+    with suppress(QueueUnavailable):
+        journal.load()
+
+
+def _wait(hold: Hold, rounds: Rounds) -> News:
+    """The next news. Raises EngineUnavailable once the batch stands still for too long."""
+    while (left_s := rounds.due_s() - time.monotonic()) > 0:
+        if news := hold.wait(left_s):
+            return news
+    raise EngineUnavailable(f"{hold.claim.name}: nothing of it ended or grew for too long")
 
 
 async def _all_fates(rounds: Rounds, hold: Hold) -> list[Fate]:
@@ -230,4 +259,7 @@ def _publish(commit: Commit, body: bytes, work: Work, site: Site) -> Commit:
                 return publish(site.store, commit, body)
         except Transient as error:
             log.warning("%s: not committed yet: %s", work.hold.claim.name, error)
-        _stop_if_told(work.hold.wait(_PUBLISH_AGAIN_S), work.hold)
+        news = work.hold.wait(_PUBLISH_AGAIN_S)
+        _stop_if_told(news, work.hold)
+        if news is News.AGAIN and (found := _look_again(work, site)):
+            return found

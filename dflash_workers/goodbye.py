@@ -27,6 +27,8 @@ log = logging.getLogger(__name__)
 # would kill its threads, which can't be done, or start the process anew.
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGHUP)
 HAND_OVER_S = 2.0  # after the grace, for aborting, noting and giving back
+# A supervisor tells a node and its workers, and the node tells them once more: the same wish.
+ECHO_S = 1.0
 _STUCK_S = 15.0  # by then all is handed over, or Redis is away and nothing can be
 _CELERY_S = 10.0  # for Celery to notice that its tasks have ended, and for our threads to end
 _POLL_S = 0.05
@@ -40,6 +42,7 @@ class Goodbye:
         self.grace_s = grace_s  # for running prompts to end, once it has begun
         self._holds = holds
         self._has_asked = False
+        self._begun_s = 0.0
         self._ignored = [n for n in SIGNALS if signal.getsignal(n) is signal.SIG_IGN]  # by nohup
         self._thread = threading.Thread(target=self._see_off, name="goodbye", daemon=True)
 
@@ -57,8 +60,9 @@ class Goodbye:
 
     def begin(self) -> None:
         """Inside the first signal's handler."""
+        self._begun_s = time.monotonic()
         for number in SIGNALS:
-            signal.signal(number, _leave_at_once)
+            signal.signal(number, self._hear_again)
         self._holds.draining.set()
 
     def ask(self, why: str, *, left_s: float = math.inf, exit_code: int = 0) -> None:
@@ -76,6 +80,10 @@ class Goodbye:
         if notice := notices.look():
             self.ask(f"{notice}", left_s=notice.left_s)
 
+    def _hear_again(self, _number: int, _frame: FrameType | None) -> None:
+        if time.monotonic() - self._begun_s >= ECHO_S:
+            os._exit(1)
+
     def _see_off(self) -> None:
         self._holds.draining.wait()
         if self.grace_s > 0:
@@ -92,7 +100,3 @@ class Goodbye:
         deadline = time.monotonic() + timeout_s
         while len(self._holds) and time.monotonic() < deadline:
             time.sleep(_POLL_S)
-
-
-def _leave_at_once(_number: int, _frame: FrameType | None) -> None:
-    os._exit(1)

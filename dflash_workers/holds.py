@@ -83,6 +83,12 @@ class Holds:
         self.draining.set()
         self.tell(News.DRAIN)
 
+    def look_again(self, attempts: set[str]) -> None:
+        """Have these, as far as they are held here, do all that is due after a claim."""
+        for hold in list(self._held.values()):
+            if hold.claim.attempt in attempts:
+                hold.tell(News.AGAIN)
+
     def cancel(self, run: str) -> None:
         """Tell the run's holders that it is cancelled. Safe to repeat."""
         for hold in list(self._held.values()):

@@ -1,7 +1,10 @@
-"""What Celery receives and can't read: counted, told in one line, and never the end of a worker.
+"""What Celery receives and can't read: counted, kept for people, and never the end of a worker.
 
-Hooked in by worker. A garbled message would otherwise be logged with its traceback at best; at
-worst its error ends the consumer, which puts the message back for the next worker to end of it.
+Hooked in by worker. kombu reads a queue's entry within its event loop, and Celery a message within
+its consumer: what either can't read would end the worker, or be put back for the next one to end of
+it. So a look at each entry comes first, in redis-py's place for looking at replies: one that kombu
+could make no message of is taken for no reply at all, which BRPOP gives every second. What is a
+message, and no hint, is stopped where Celery hands it on.
 """
 
 from __future__ import annotations
@@ -13,27 +16,44 @@ from typing import Any
 import celery
 import kombu
 from celery import bootsteps, signals
+from kombu.utils.json import loads
 
-from dflash_workers.worksite import UNREADABLE, Tally
+from dflash_workers.contract.errors import Corrupt
+from dflash_workers.dead_letters import bury
+from dflash_workers.worksite import UNREADABLE, Site
 
 log = logging.getLogger(__name__)
 
+MESSAGE = "message"  # the dead letters' reason
 
-def count_unreadable(app: celery.Celery, tally: Tally) -> None:
-    """Have this app's consumer survive, and count, what it can't read."""
+
+def guard_inbox(app: celery.Celery, site: Site) -> None:
+    """Have this app's consumer survive, count and keep what it can't read."""
+
+    def note_entry(entry: bytes, error: object) -> None:
+        site.tally.add(UNREADABLE)
+        bury(MESSAGE, entry, error, site)
 
     def note(message: kombu.Message, error: object) -> None:
-        tally.add(UNREADABLE)
-        log.error("unreadable message dropped: %s: %.200r", error, message.body)
+        site.tally.add(UNREADABLE)
+        bury(MESSAGE, {"headers": message.headers, "body": message.body}, error, site)
 
-    class Inbox(bootsteps.Step):
-        """Made with Celery's consumer, before it connects; has no part in it afterwards."""
+    class Inbox(bootsteps.StartStopStep):
+        """Made with Celery's consumer; started with each of its connections, before it reads."""
 
-        def __init__(self, consumer: Any, **_options: Any) -> None:
+        requires = ("celery.worker.consumer.tasks:Tasks",)
+
+        def __init__(self, consumer: Any, **options: Any) -> None:
+            super().__init__(consumer, **options)
             lost = (*consumer.connection_errors, *consumer.channel_errors)
             make_handler = consumer.create_task_handler
             consumer.create_task_handler = lambda: _guarded(make_handler(), lost, note)
             consumer.on_decode_error = lambda message, error: _drop(message, error, note)
+
+        def start(self, consumer: Any) -> None:
+            channel = consumer.task_consumer.channel
+            read = _reading(channel, note_entry)
+            channel.client.set_response_callback("BRPOP", read)
 
     app.steps["consumer"].add(Inbox)
     signals.task_rejected.connect(
@@ -45,6 +65,38 @@ def count_unreadable(app: celery.Celery, tally: Tally) -> None:
 
 
 Note = Callable[[kombu.Message, object], None]
+Reply = tuple[bytes, bytes]  # of BRPOP: list and entry
+
+
+def _reading(
+    channel: Any, note: Callable[[bytes, object], None]
+) -> Callable[[Reply | None], Reply | None]:
+    """`channel`: kombu's, whose client's replies are looked at."""
+
+    def read(reply: Reply | None, **_options: object) -> Reply | None:
+        if not reply:
+            return None
+        name, entry = reply
+        try:
+            _check(entry, channel)
+        except Exception as error:  # the outermost frame of an entry
+            note(entry, error)
+            return None
+        return name, entry
+
+    return read
+
+
+def _check(entry: bytes, channel: Any) -> None:
+    """Raise whatever kombu would, from the entry to its place among those that aren't acked."""
+    message = channel.message_to_python(loads(entry.decode()))
+    wanted = (
+        message.delivery_tag,
+        message.delivery_info["exchange"],
+        message.delivery_info["routing_key"],
+    )
+    if not all(isinstance(value, str) for value in wanted):
+        raise Corrupt(f"delivery tag, exchange and routing key are {wanted!r}")
 
 
 def _guarded(

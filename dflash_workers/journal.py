@@ -5,11 +5,13 @@ One hash per batch: `<prompt>:<turn>` holds a finished turn, the first row wins,
 `<prompt>:<turn>:partial` the whole of an unfinished one, replaced only by a longer one, refused and
 removed once the finished row stands. A row counts only for the ids that it was asked with. Whoever
 writes takes along what others wait to write. Redis away or full pauses the journal with a warning:
-rows are kept here, written once it answers, and the batch commits without it.
+rows are kept here, no more than the batch has turns, and the batch commits without it. Whoever sees
+Redis back has the batch's holder load, which writes what is missing there, even what it had before.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import threading
 import time
@@ -63,10 +65,18 @@ class Journals:
     keys: RedisKeys
     where: str
     pause_s: float = PAUSE_S
+    _paused: set[str] = dataclasses.field(default_factory=set)  # attempts
 
     def open(self, claim: Claim) -> Journal:
         """The journal of a claimed batch."""
-        return Journal(self, self.keys.journal(claim.message.run, claim.name))
+        return Journal(self, claim)
+
+    def take_paused(self) -> set[str]:
+        """The attempts whose journals have paused since the last call; some write again already."""
+        taken = set()
+        while self._paused:
+            taken.add(self._paused.pop())
+        return taken
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -78,12 +88,18 @@ class _Unwritten:
     is_late: bool = False  # others followed it here: what stands already can't replace it
 
 
+def _unwritten(note: Note, *, is_late: bool = False) -> _Unwritten:
+    rank = rank_of(note) if isinstance(note, Partial) else 0
+    return _Unwritten(rank, pack(note), is_late)
+
+
 class Journal:
     """One batch's turns. Safe to share between threads."""
 
-    def __init__(self, journals: Journals, key: str) -> None:
+    def __init__(self, journals: Journals, claim: Claim) -> None:
         self._of = journals
-        self._key = key
+        self._attempt = claim.attempt
+        self._key = journals.keys.journal(claim.message.run, claim.name)
         self._write = journals.redis.register_script(_WRITE)
         self._notes: dict[str, Note] = {}  # by field in Redis
         self._unwritten: dict[str, _Unwritten] = {}  # by field in Redis
@@ -92,20 +108,21 @@ class Journal:
         self._writing = threading.Lock()
 
     def load(self) -> None:
-        """Take in every note that is there. Due after each claim, before S3 is asked.
+        """Take in every note that is there, and write those that are not. Due after each claim,
+        before S3 is asked.
 
         Raises QueueUnavailable: without the journal, what has ended would be made again.
         """
         with translated_redis(self._of.where):
             rows = cast("dict[bytes, bytes]", self._of.redis.hgetall(self._key))
-        found = {field.decode(): unpack(row) for field, row in rows.items()}
+        self._paused_until = 0.0
+        found = {name.decode(): unpack(row) for name, row in rows.items()}
         with self._lock:
-            for field, note in self._notes.items():
-                # Our own that are gone (Redis was emptied) are noted again with the next turn.
-                if isinstance(note, Ended) and field not in found:
-                    self._unwritten[field] = _Unwritten(0, pack(note), is_late=True)
-            for field, found_note in found.items():
-                self._take_in(field, found_note)
+            for name, note in found.items():
+                self._take_in(name, note)
+            for name in self._notes.keys() - found.keys():  # Redis was emptied, say
+                self._unwritten.setdefault(name, _unwritten(self._notes[name], is_late=True))
+        self.flush()
 
     def known(self, prompt_key: str, turn: int, input_ids: list[int]) -> Answer | None:
         """The finished turn, if it was asked with these ids, as far as this process knows."""
@@ -135,7 +152,8 @@ class Journal:
         ended = Ended(digest_of(answer.input_ids), answer)
         with self._lock:
             self._notes[field] = ended
-            self._unwritten[field] = _Unwritten(0, pack(ended))
+            self._notes.pop(field + _PARTIAL, None)
+            self._unwritten[field] = _unwritten(ended)
             self._unwritten.pop(field + _PARTIAL, None)
         self.flush()
         return self.known(prompt_key, answer.turn, answer.input_ids) or answer
@@ -143,8 +161,9 @@ class Journal:
     def put(self, prompt_key: str, partial: Partial) -> None:
         """Note an unfinished turn with the next flush. Costs no round trip."""
         field = _field(prompt_key, partial.turn) + _PARTIAL
-        unwritten = _Unwritten(rank_of(partial), pack(partial))
+        unwritten = _unwritten(partial)
         with self._lock:
+            self._notes[field] = partial
             self._unwritten[field] = unwritten
 
     def flush(self) -> None:
@@ -191,8 +210,14 @@ class Journal:
                     self._take_in(field, unpack(row))
 
     def _take_in(self, field: str, note: Note | None) -> None:
-        """A finished turn that is known here stays; a partial one gives way to what Redis has."""
-        if note and (isinstance(note, Partial) or field not in self._notes):
+        """A finished turn that is known here stays; a partial one gives way to no lower one."""
+        known = self._notes.get(field)
+        if isinstance(note, Ended) and known is None:
+            self._notes.pop(field + _PARTIAL, None)
+            self._notes[field] = note
+        elif isinstance(note, Partial) and (
+            not isinstance(known, Partial) or rank_of(note) >= rank_of(known)
+        ):
             self._notes[field] = note
 
     def _is_paused(self) -> bool:
@@ -200,6 +225,7 @@ class Journal:
 
     def _pause(self, error: QueueUnavailable) -> None:
         self._paused_until = time.monotonic() + self._of.pause_s
+        self._of._paused.add(self._attempt)
         log.warning("journal pauses, %d rows kept here: %s", len(self._unwritten), error)
 
 

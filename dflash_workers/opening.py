@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import ipaddress
 import logging
 import re
 import socket
 import sys
 import threading
+import time
 import uuid
 from collections.abc import Coroutine
 from dataclasses import dataclass, field
@@ -30,15 +30,16 @@ from dflash_workers.answering import MAX_TOOL_ROUNDS
 from dflash_workers.breaker import Breaker
 from dflash_workers.canary import check_engine
 from dflash_workers.claims import Claims, Timing
-from dflash_workers.contract.errors import BadInput, Conflict
+from dflash_workers.contract.errors import BadInput, Conflict, EngineUnavailable
 from dflash_workers.contract.hints import Hints, check_redis, open_hints, open_redis
 from dflash_workers.contract.keys import RunKeys
 from dflash_workers.contract.settings import Settings
 from dflash_workers.contract.store import Store, open_store
 from dflash_workers.engine import Engine, Patience
-from dflash_workers.gate import Checks, Gate
+from dflash_workers.gate import POLL_S, Checks, Gate
 from dflash_workers.holds import Holds
 from dflash_workers.journal import Journals
+from dflash_workers.lives import is_local
 from dflash_workers.poison import Suspects
 from dflash_workers.runs import Runs, open_runs
 from dflash_workers.worksite import Habits, Site, Tally
@@ -100,7 +101,7 @@ def open_site(settings: Settings, options: Options) -> Site:
     return Site(
         slot=settings.slot or default_slot(settings.engine_url),
         queue=runs.queue_of(run),
-        habits=Habits(settings.max_in_flight, options.note_every, options.max_tool_rounds),
+        habits=Habits(options.note_every, options.max_tool_rounds),
         store=store,
         hints=hints,
         claims=Claims(hints.redis, hints, options.timing),
@@ -138,7 +139,7 @@ def default_slot(engine_url: str) -> str:
     """
     where = urlsplit(engine_url)
     parts = [socket.gethostname(), f"{where.port or where.scheme}"]
-    if not _is_local(where.hostname or ""):
+    if not is_local(where.hostname or ""):
         parts.insert(1, where.hostname or "")
     return re.sub(r"[^A-Za-z0-9._-]", "-", "-".join(parts)).lstrip("._-")[:100]
 
@@ -146,13 +147,6 @@ def default_slot(engine_url: str) -> str:
 def run_in(loop: asyncio.AbstractEventLoop, work: Coroutine[object, object, Result]) -> Result:
     """The work's result, from another thread than the loop's."""
     return asyncio.run_coroutine_threadsafe(work, loop).result()
-
-
-def _is_local(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host in ("localhost", socket.gethostname())
 
 
 async def _make_engine(settings: Settings, options: Options, runs: Runs) -> Engine:
@@ -166,9 +160,21 @@ async def _make_engine(settings: Settings, options: Options, runs: Runs) -> Engi
 
 
 async def _wait_for_engine(engine: Engine, gate: Gate, run: str, wait_s: float) -> None:
+    """Something else may answer at its URL while it loads: a proxy, or its first process."""
+    deadline_s = time.monotonic() + wait_s
     try:
-        await engine.wait_until_ready(wait_s)
-        await gate.admit(run)
+        while True:
+            try:
+                await engine.wait_until_there(max(deadline_s - time.monotonic(), 0))
+                await gate.admit(run)
+                return
+            except EngineUnavailable as error:
+                if time.monotonic() >= deadline_s:
+                    raise EngineUnavailable(
+                        f"no engine within {wait_s:.0f} s: {error}: start it, wait longer with "
+                        "--wait-s, or pass --engine-url"
+                    ) from error
+            await asyncio.sleep(POLL_S)
     except BaseException:
         await engine.close()
         raise

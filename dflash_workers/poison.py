@@ -141,6 +141,7 @@ class Case:
 
     def __init__(self, suspects: Suspects, claim: Claim) -> None:
         self.history = History()
+        self.is_inherited = False  # an earlier holder left it without a word
         self._of = suspects
         self._name = claim.name
         self._key = suspects.keys.suspects(claim.message.run, claim.name)
@@ -148,6 +149,7 @@ class Case:
         self._progress = suspects.redis.register_script(_PROGRESS)
         self._is_series = False  # others' starts are noted, which a new row would end
         self._unwritten: dict[str, bytes] = {}
+        self._blamed: dict[str, Death] = {}  # by the names of their notes
         self._lock = threading.Lock()
 
     def load(self) -> None:
@@ -161,6 +163,7 @@ class Case:
             alone = [value.decode() for name, value in fields.items() if name.startswith(_ALONE)]
             deaths = [_unpack(fields[name]) for name in sorted(fields) if name.startswith(_DEATH)]
             self._is_series = bool(starts)
+            self.is_inherited = bool(starts or alone)
             self.history = History(
                 deaths=[death for death in deaths if death],
                 gone_alone=[prompt_key for prompt_key in starts + alone if prompt_key],
@@ -203,8 +206,9 @@ class Case:
 
     def blame(
         self, prompt_keys: Iterable[str], what: str, log_tail: str = "", *, alone: bool
-    ) -> None:
+    ) -> str:
         """An engine was seen to die while these ran in it; `what` and log become the evidence.
+        Returns the note's name, to absolve by.
 
         `alone`: there was one, and no request of another batch either, in an engine that had
         answered something since its start. Else a broken engine would condemn whoever comes first.
@@ -212,7 +216,19 @@ class Case:
         death = Death([*prompt_keys], alone, describe_death(what, log_tail))
         with self._lock:
             self.history = replace(self.history, deaths=[*self.history.deaths, death])
-            self._note(f"{_DEATH}{uuid_utils.uuid7()}", dump(death))
+            name = f"{_DEATH}{uuid_utils.uuid7()}"
+            self._blamed[name] = death
+            self._note(name, dump(death))
+            return name
+
+    def absolve(self, name: str) -> None:
+        """That death was none. Noted at first all the same: who blames may die of it himself."""
+        with self._lock:
+            deaths, death = list(self.history.deaths), self._blamed.pop(name)
+            if death in deaths:  # else it is forgotten already: Redis was emptied
+                deaths.remove(death)
+            self.history = replace(self.history, deaths=deaths)
+            self._remove(name, "a death that was none still counts")
 
     def of(self, prompt_key: str) -> Suspicion:
         """What is held against one prompt now."""
@@ -231,14 +247,16 @@ class Case:
             log.warning("%s: suspects are kept here for now: %s", self._name, error)
 
     def _note_end(self) -> None:
-        name = _START + self._attempt
         with self._lock:
-            self._unwritten.pop(name, None)
-            try:
-                with translated_redis(self._of.where):
-                    self._of.redis.hdel(self._key, name)
-            except QueueUnavailable as error:
-                log.warning("%s: its end will count as silent: %s", self._name, error)
+            self._remove(_START + self._attempt, "its end will count as silent")
+
+    def _remove(self, name: str, else_what: str) -> None:
+        self._unwritten.pop(name, None)
+        try:
+            with translated_redis(self._of.where):
+                self._of.redis.hdel(self._key, name)
+        except QueueUnavailable as error:
+            log.warning("%s: %s: %s", self._name, else_what, error)
 
 
 def describe_death(what: str, log_tail: str = "") -> str:

@@ -1,15 +1,16 @@
-"""How far a run is, from S3 alone: the plan's log and the commits, each read once.
+"""How far a run is, from S3: the plan's log and the commits, each read once.
 
 From <- plan and commits; to -> `progress.json`, written every few seconds by the one worker that
 holds the lease `progress:<run>`, and -> `status`. `completed` never falls, whoever writes: what was
-published is the floor. `done` is said only of a sealed plan whose every batch has a commit.
+published is the floor. `done` is said only of a sealed plan whose every batch has a commit. What is
+noted in Redis of batches that have none yet makes rate and ETA better, and nothing else.
 """
 
 from __future__ import annotations
 
 import re
 import time
-from collections import deque
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
@@ -24,9 +25,9 @@ from dflash_workers.contract.keys import RedisKeys, RunKeys
 from dflash_workers.contract.lines import dump, load
 from dflash_workers.contract.records import Commit, Segment
 from dflash_workers.contract.store import Store
+from dflash_workers.throughput import WINDOW_S, Noted, Stretch, prompts_per_s, read_noted
 
 LEASE_S = 15
-RATE_WINDOW_S = 600.0  # the rate follows workers that come and go
 _NUM_READERS = 8
 
 
@@ -37,8 +38,8 @@ class Progress:
     total: int  # prompts planned
     completed: int
     failed: int  # rejected, with a reason
-    rate_per_sec: float  # prompts completed or rejected, over the last minutes
-    eta_hours: float | None  # None: nothing has moved lately
+    rate_per_sec: float  # prompts that ended, over the last minutes
+    eta_hours: float | None  # for what isn't noted even; None: nothing has moved lately
     total_input_tokens: int
     total_output_tokens: int
     avg_output_tokens: float  # per completed prompt
@@ -57,14 +58,16 @@ class Meter:
         self._segments: set[str] = set()
         self._planned: set[tuple[int, str]] = set()
         self._committed: set[tuple[int, str]] = set()
-        self._recent: deque[tuple[float, int]] = deque()  # (finished at, prompts)
-        self._is_sealed = False
+        self._recent: list[Stretch] = []  # of the commits
+        self.is_sealed = False
         self._started_at = 0.0
         self._finished_at = 0.0
         self._sum = Progress(0, 0, 0, 0.0, None, 0, 0, 0.0, 0.0, 0, 0, "waiting")
 
-    def measure(self) -> Progress:
-        """The run as it is now. Raises StoreUnavailable."""
+    def measure(self, noted: Sequence[Noted] = ()) -> Progress:
+        """The run as it is now. Raises StoreUnavailable. `noted`: read from Redis before, so that
+        what was committed since is not missed.
+        """
         for key, _size in self._store.list(RunKeys(self._run).plan_log):
             if re.search(r"/\d+\.json$", key) and key not in self._segments:
                 self._add_segment(key)
@@ -73,13 +76,14 @@ class Meter:
         with ThreadPoolExecutor(_NUM_READERS) as readers:
             for commit in readers.map(lambda at: read_commit(self._store, self._run, *at), new):
                 self._add_commit(commit)
-        return self._finish(time.time())
+        open_batches = [batch for batch in noted if batch.at not in self._committed]
+        return self._finish(open_batches, time.time())
 
     def _add_segment(self, key: str) -> None:
         segment = load(Segment, self._store.get(key))
         self._segments.add(key)
         self._planned |= {(segment.number, planned.batch) for planned in segment.batches}
-        self._is_sealed |= segment.sealed
+        self.is_sealed |= segment.sealed
         sizes = [(planned.generation, len(planned.prompt_keys)) for planned in segment.batches]
         # A prompt that is planned again was counted before, as a rejected one.
         num_new = sum(size for generation, size in sizes if generation == 0)
@@ -90,7 +94,8 @@ class Meter:
 
     def _add_commit(self, commit: Commit) -> None:
         self._committed.add((commit.segment, commit.batch))
-        self._recent.append((commit.finished_at, commit.num_rows + len(commit.rejected)))
+        num_prompts = commit.num_rows + len(commit.rejected)
+        self._recent.append(Stretch(num_prompts, commit.started_at, commit.finished_at))
         self._started_at = min(self._started_at or commit.started_at, commit.started_at)
         self._finished_at = max(self._finished_at, commit.finished_at)
         so_far = self._sum
@@ -104,13 +109,14 @@ class Meter:
             s3_bytes=so_far.s3_bytes + commit.data_bytes,
         )
 
-    def _finish(self, now: float) -> Progress:
+    def _finish(self, noted: Sequence[Noted], now: float) -> Progress:
         is_idle = self._planned <= self._committed
-        status = "running" if not is_idle else "done" if self._is_sealed else "waiting"
+        status = "running" if not is_idle else "done" if self.is_sealed else "waiting"
         elapsed_s = (self._finished_at if is_idle else now) - self._started_at
         elapsed_s = max(elapsed_s, 0.0) if self._started_at else 0.0
-        rate = self._rate(now, elapsed_s)
+        rate = self._rate(noted, now)
         left = self._sum.total - self._sum.completed - self._sum.failed
+        left -= sum(batch.num_prompts for batch in noted)
         return replace(
             self._sum,
             rate_per_sec=round(rate, 4),
@@ -120,9 +126,10 @@ class Meter:
             status=status,
         )
 
-    def _rate(self, now: float, elapsed_s: float) -> float:
-        self._recent = deque(r for r in self._recent if r[0] > now - RATE_WINDOW_S)
-        return sum(n for _, n in self._recent) / max(min(elapsed_s, RATE_WINDOW_S), 1.0)
+    def _rate(self, noted: Sequence[Noted], now: float) -> float:
+        self._recent = [stretch for stretch in self._recent if stretch.to_s > now - WINDOW_S]
+        held = [Stretch(b.num_prompts, b.since_s, now) for b in noted if b.since_s is not None]
+        return prompts_per_s([*self._recent, *held], now)
 
 
 def measure(store: Store, run: str) -> Progress:
@@ -134,7 +141,7 @@ class ProgressWriter:
     """Writes progress.json as long as nobody else does. Used from one thread."""
 
     def __init__(self, client: redis.Redis, keys: RedisKeys, store: Store, run: str) -> None:
-        self._store = store
+        self._client, self._keys, self._store, self._run = client, keys, store, run
         self._key = RunKeys(run).progress
         self._meter = Meter(store, run)
         # Taken by the thread that writes, let go by the one that ends the process.
@@ -146,7 +153,9 @@ class ProgressWriter:
         """Measure and publish; False where another worker does."""
         if not self._is_mine():
             return False
-        measured = self._meter.measure()
+        with translated_redis("journals"):
+            noted = read_noted(self._client, self._keys, self._run)
+        measured = self._meter.measure(noted)
         if not self._is_mine():  # measuring took longer than the lease
             return False
         floor = self._published_completed()

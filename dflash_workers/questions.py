@@ -7,6 +7,7 @@ in `notes`. Nothing here knows HTTP.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -25,6 +26,17 @@ TEXT_ROAD = "text_road"  # the ids are the answer's text, tokenised again
 Heard = Callable[[list[int]], bool]
 
 
+@dataclass(slots=True)
+class Growth:
+    """A batch's, as its deadline sees it: new ids, and turns that ended."""
+
+    at_s: float = field(default_factory=time.monotonic)  # the last
+
+    def note(self) -> None:
+        """It grew."""
+        self.at_s = time.monotonic()
+
+
 @dataclass(frozen=True, slots=True)
 class Question:
     """One answer that is wanted."""
@@ -36,7 +48,7 @@ class Question:
     messages: list[Json] = field(default_factory=list)  # for a dialect that renders them itself
     tools: list[Json] = field(default_factory=list)
     template_kwargs: Json = field(default_factory=dict)
-    deadline_s: float | None = None  # of the whole batch, as time.monotonic() counts
+    growth: Growth = field(default_factory=Growth)  # of the whole batch
 
 
 @dataclass(frozen=True, slots=True)

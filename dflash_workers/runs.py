@@ -32,7 +32,29 @@ class Run:
 
     spec: RunSpec
     chat: Chat
-    control: Control
+    orders: Orders
+
+
+class Orders:
+    """What was ordered for a run, asked by many threads: tens of thousands of a paused run's hints
+    may come one after the other. One look at S3 serves all who asked before it began.
+    """
+
+    def __init__(self, control: Control) -> None:
+        self._control = control
+        self._looking = threading.Lock()
+        self._num_begun = self._num_done = 0  # looks
+        self._state = RunState.ACTIVE
+
+    def state(self) -> RunState:
+        """As of now, or later."""
+        wanted = self._num_begun + 1
+        with self._looking:
+            if self._num_done < wanted:
+                self._num_begun += 1
+                self._state = self._control.state()
+                self._num_done = self._num_begun
+            return self._state
 
 
 class Runs:
@@ -70,9 +92,7 @@ class Runs:
 
     def state(self, run: str) -> RunState:
         """Whether the run's batches are to be worked on, as of now."""
-        opened = self.open(run)
-        with self._lock:
-            return opened.control.state()
+        return self.open(run).orders.state()
 
     def count_dropped(self, run: str) -> int:
         """Count one more hint dropped, because its run is not active; return the run's count."""
@@ -107,7 +127,7 @@ class Runs:
 
     def _add(self, spec: RunSpec) -> None:
         chat = Chat(self._tokenizer, spec.chat_template, spec.template_kwargs, spec.control_tokens)
-        self._open[spec.run] = Run(spec, chat, Control(self._store, spec.run))
+        self._open[spec.run] = Run(spec, chat, Orders(Control(self._store, spec.run)))
 
 
 def open_runs(store: Store, run: str, model_dir: str) -> Runs:

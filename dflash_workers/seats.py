@@ -1,13 +1,16 @@
 """Who of a batch is in the engine, who still may go in, and how one prompt has it to itself.
 
-Taken by answering for each turn, closed by rounds. The engine's `slot` is the one limit on requests
-in flight, over all batches, and lets in whoever came first. It is a queue in strict order, so two
-batches that each want every slot can't wait for one another: all waits of the one are ahead.
+Taken by answering for each turn, closed by rounds. The engine's Slots are the one limit on requests
+in flight, over all batches. They let in whoever came first, but for the prompts of a batch that a
+dead worker left: those wait behind nobody who came to a living one, or a full engine would keep
+them for as long as all that waits there takes. Two batches that each want every slot can't wait for
+one another: they stand in the one ordinary line, in strict order, all waits of the one ahead.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import AsyncIterator, Iterator
 from contextlib import (
     AbstractAsyncContextManager,
@@ -21,19 +24,74 @@ from typing import Any
 from dflash_workers.contract.errors import Draining
 
 
+class Slots:
+    """The engine's. Used inside one event loop."""
+
+    def __init__(self, num_slots: int) -> None:
+        self.num_free = num_slots
+        self._num_slots = num_slots
+        self._first: deque[asyncio.Future[None]] = deque()
+        self._ordinary: deque[asyncio.Future[None]] = deque()
+
+    @asynccontextmanager
+    async def one(self, *, is_first: bool = False) -> AsyncIterator[None]:
+        """Have one inside the block. `is_first`: before all in the ordinary line."""
+        await self._acquire(self._first if is_first else self._ordinary)
+        try:
+            yield
+        finally:
+            self._release()
+
+    @asynccontextmanager
+    async def every(self) -> AsyncIterator[None]:
+        """Have the engine to oneself inside the block: after all that runs, before all that comes
+        to the ordinary line.
+        """
+        async with AsyncExitStack() as stack:
+            waits = (stack.enter_async_context(self.one()) for _ in range(self._num_slots))
+            await asyncio.gather(*waits)
+            yield
+
+    async def _acquire(self, line: deque[asyncio.Future[None]]) -> None:
+        if self.num_free:  # nobody waits, then
+            self.num_free -= 1
+            return
+        turn = asyncio.get_running_loop().create_future()
+        line.append(turn)
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if not turn.cancelled():  # it was given one just before
+                self._release()
+            raise
+
+    def _release(self) -> None:
+        """Hand it on, so that nobody who comes just now is before those who wait."""
+        for line in (self._first, self._ordinary):
+            while line:
+                turn = line.popleft()
+                if not turn.cancelled():
+                    turn.set_result(None)
+                    return
+        self.num_free += 1
+
+
 class Seats:
     """One batch's. Used inside one event loop."""
 
-    def __init__(self, *, is_alone: bool = False) -> None:
+    def __init__(self, *, is_alone: bool = False, is_first: bool = False) -> None:
         self.taken: set[str] = set()  # keys of the prompts that are in the engine
         self._is_alone = is_alone  # its batch has every slot already
+        self._is_first = is_first  # before others' prompts
         self._is_closed = False
         self._waiting: set[asyncio.Task[Any]] = set()
 
     @asynccontextmanager
-    async def take(self, prompt_key: str, slot: asyncio.Semaphore) -> AsyncIterator[None]:
+    async def take(self, prompt_key: str, slots: Slots) -> AsyncIterator[None]:
         """Be in the engine inside the block. Raises Draining once nobody may go in any more."""
-        entrance: AbstractAsyncContextManager[None] = nullcontext() if self._is_alone else slot
+        entrance: AbstractAsyncContextManager[None] = nullcontext()
+        if not self._is_alone:
+            entrance = slots.one(is_first=self._is_first)
         async with AsyncExitStack() as stack:
             self._check_open()
             with self._waits():
@@ -66,11 +124,3 @@ class Seats:
     def _check_open(self) -> None:
         if self._is_closed:
             raise Draining("nothing new is started: this prompt was not")
-
-
-@asynccontextmanager
-async def every_slot(slot: asyncio.Semaphore, num_slots: int) -> AsyncIterator[None]:
-    """Have the engine to oneself inside the block: after all that runs, before all that comes."""
-    async with AsyncExitStack() as stack:
-        await asyncio.gather(*(stack.enter_async_context(slot) for _ in range(num_slots)))
-        yield

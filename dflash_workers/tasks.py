@@ -2,22 +2,20 @@
 
 From <- the queue; to -> generate. The outermost frame of a batch: nothing raised below leaves it. A
 hint that can never be worked on (unknown schema, run or plan) goes to a dead-letter list with its
-reason; one of another target goes to that target's queue; one that can't be worked on now goes
-back, and this slot takes nothing until it could be. A hint of a paused or cancelled run is dropped
-before the claim: `resume` sends it again.
+reason; one of another target goes to that target's queue; one that can't be worked on now goes back
+at once, for others may be able to, and this slot pauses, or waits until it could be. A hint of a
+paused or cancelled run is dropped before the claim: `resume` sends it again. No engine is needed
+for a claim: rounds has it admitted before it is asked anything, and what is noted needs none.
 """
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import time
 
 import celery
-import orjson
 
 import celeryconfig
-from dflash_workers.claims import Claim
 from dflash_workers.contract.control import RunState
 from dflash_workers.contract.errors import (
     BadInput,
@@ -27,9 +25,9 @@ from dflash_workers.contract.errors import (
     FleetError,
     LeaseLost,
     Missing,
+    QueueUnavailable,
 )
-from dflash_workers.contract.hints import translated_redis
-from dflash_workers.contract.keys import DEAD_KEPT, batch_name
+from dflash_workers.contract.keys import batch_name
 from dflash_workers.contract.records import (
     SCHEMA_VERSION,
     BatchMessage,
@@ -38,12 +36,15 @@ from dflash_workers.contract.records import (
     decode,
     encode,
 )
+from dflash_workers.dead_letters import bury
 from dflash_workers.generate import Batch, generate, open_batch
 from dflash_workers.worksite import DEAD, FOREIGN, RECEIVED, Site
 
 log = logging.getLogger(__name__)
 
-PAUSE_S = 10.0  # before this slot takes more, after something outside failed
+# Before this slot takes more, after something outside failed. What is broken for longer closes the
+# gate; until then nobody else's batch should wait long for a slot that could work again.
+PAUSE_S = 3.0
 _FOREIGN_PAUSE_S = 1.0  # two workers that disagree about a run's target must not play ball
 _A_LINE_EACH = 1000  # a paused run may have tens of thousands of hints waiting
 
@@ -87,16 +88,16 @@ def _message(facts: Json, site: Site) -> BatchMessage | None:
 
 def _work(message: BatchMessage, site: Site, pause_s: float) -> None:
     if site.holds.draining.is_set() or site.gate.why_closed():
-        site.hints.give_back(message, site.queue)
+        _give_back(message, site, pause_s)
         site.gate.wait_open(site.holds.draining)
         return
     try:
         batch = _open(message, site)
-        claim = _claim(message, site) if batch else None
+        claim = site.claims.claim(message) if batch else None
     except FleetError as error:
         log.warning("hint goes back: %s", error)
+        _give_back(message, site, pause_s)
         site.holds.draining.wait(pause_s)
-        site.hints.give_back(message, site.queue)
         return
     if batch is None or claim is None:  # nothing to work on, or another holds it
         return
@@ -131,12 +132,21 @@ def _open(message: BatchMessage, site: Site) -> Batch | None:
         return None
 
 
-def _claim(message: BatchMessage, site: Site) -> Claim | None:
-    """Once the engine is known to be the run's."""
-    if not site.gate.is_admitted(message.run):
-        admitting = site.gate.admit(message.run)
-        asyncio.run_coroutine_threadsafe(admitting, site.loop).result()
-    return site.claims.claim(message)
+def _give_back(message: BatchMessage, site: Site, pause_s: float) -> None:
+    """With Redis away, once it is back: this slot could take nothing else, and nobody else has it.
+
+    Raises QueueUnavailable where this worker leaves before that.
+    """
+    is_said = False
+    while True:
+        try:
+            return site.hints.give_back(message, site.queue)
+        except QueueUnavailable as error:
+            if not is_said:
+                log.warning("hint of %s waits here: %s", message.batch, error)
+            is_said = True
+            if site.holds.draining.wait(pause_s):
+                raise
 
 
 def _send_home(message: BatchMessage, home: str, site: Site) -> None:
@@ -154,14 +164,8 @@ def _note_dropped(message: BatchMessage, state: RunState, site: Site) -> None:
 
 
 def _bury(reason: str, facts: Json, error: FleetError, site: Site) -> None:
-    """Keep the hint for people. No claim was made, so a batch that is planned comes back."""
-    log.error("dead letter (%s): %s", reason, error)
     site.tally.add(DEAD)
-    key = site.hints.keys.dead(reason)
-    letter = orjson.dumps({"message": facts, "error": str(error), "at": time.time()})
-    with translated_redis(site.hints.where):
-        site.hints.redis.lpush(key, letter)
-        site.hints.redis.ltrim(key, 0, DEAD_KEPT - 1)
+    bury(reason, facts, error, site)
 
 
 def _line(commit: Commit, attempt: str, seconds: float) -> str:

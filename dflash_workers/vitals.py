@@ -1,27 +1,32 @@
 """The worker's sweep: bring back what dead workers held, say that this one lives, notice if not.
 
-One thread of the worker's calls `sweep` every few seconds. Each step has a time limit of its own in
-Redis, so that one that hangs delays the next sweep by seconds. The heartbeat is the hash
-`worker:<slot>`, in which status, people and an autoscaler see what runs though no message waits.
+One thread of the worker's calls `sweep` every few seconds, and as soon as a claim's deadline is
+over. Each step has a time limit of its own in Redis, so that one that hangs delays the next sweep
+by seconds. The heartbeat is the hash `worker:<slot>`, in which status, people and an autoscaler see
+what runs though no message waits. Two processes of one slot share it and nothing else.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import time
+import uuid
 from dataclasses import dataclass, field
 
 from dflash_workers import watchdog
 from dflash_workers.contract.hints import translated_redis
 from dflash_workers.contract.keys import WORKER_S
 from dflash_workers.goodbye import Goodbye
+from dflash_workers.heirs import Heirs
 from dflash_workers.watchdog import Verdict, View, Watchdog
 from dflash_workers.worksite import DEAD, FOREIGN, RECEIVED, UNREADABLE, Site
 
 log = logging.getLogger(__name__)
 
 REPORT_EVERY_S = 60.0
+_OVER_S = 0.02  # after a deadline, when it is over by any rounding
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,15 +44,21 @@ class Vitals:
         # Of Celery's consumer, once it is ready.
         self.consumer: watchdog.Consumer | None = None
         self.num_slots = 0  # messages at once
+        self.heirs: Heirs | None = None
         self._site = site
         self._goodbye = goodbye
         self._limits = limits
         self._watchdog = Watchdog(time.monotonic(), limits.watchdog)
         self._busy_s = time.monotonic()
         self._reported = (time.monotonic(), site.engine.num_tokens)  # when, and tokens until then
+        self._process = f"{os.getpid()}-{uuid.uuid4().hex[:8]}"  # tells it from others of its slot
+        self._has_beaten = self._has_twin = False
 
-    def sweep(self) -> None:
-        """One sweep. Raises QueueUnavailable, with the watchdog having looked all the same."""
+    def sweep(self) -> float:
+        """One sweep; how long until the next is due, in seconds, if nothing moves on until then.
+
+        Raises QueueUnavailable, with the watchdog having looked all the same.
+        """
         num_queued: int | None = None
         try:
             with self._site.gate.recording("redis"):
@@ -56,17 +67,25 @@ class Vitals:
                 self._beat(num_queued)
         finally:
             self._look(num_queued)
+        # Redis answers: what journals keep is written now, by who holds the batch.
+        self._site.holds.look_again(self._site.journals.take_paused())
         self._leave_if_idle(num_queued)
+        due_s = min(map(self._site.claims.due_in_s, self._site.runs))
+        return max(due_s, 0.0) + _OVER_S
 
     def leave(self) -> None:
-        """Take the heartbeat away, after the last task."""
+        """Take the heartbeat away, after the last task; a twin's stays."""
+        client, key = self._site.hints.redis, self._site.hints.keys.worker(self._site.slot)
         with translated_redis(self._site.hints.where):
-            self._site.hints.redis.delete(self._site.hints.keys.worker(self._site.slot))
+            if client.hget(key, "process") == self._process.encode():
+                client.delete(key)
 
     def _reap(self) -> None:
         for run in self._site.runs:
             for name in self._site.claims.reap(run, self._site.queue):
                 log.info("%s: its holder is gone, given back", name)
+                if self.heirs:
+                    self.heirs.take_up(run, name)
 
     def _beat(self, num_queued: int) -> None:
         """The heartbeat, and a line a minute."""
@@ -81,14 +100,29 @@ class Vitals:
             "dropped": f"{site.runs.num_dropped}",  # hints of paused and cancelled runs
             **{name: f"{site.tally[name]}" for name in (FOREIGN, UNREADABLE, DEAD)},
         }
+        items = [text for fact in facts.items() for text in fact]
         key = site.hints.keys.worker(site.slot)
         with translated_redis(site.hints.where), site.hints.redis.pipeline() as transaction:
-            transaction.hset(key, items=[text for fact in facts.items() for text in fact])
+            transaction.hget(key, "process")
+            transaction.hset(key, items=["process", self._process, *items])
             transaction.expire(key, WORKER_S)
-            transaction.execute()
+            last_process, *_ = transaction.execute()
+        self._note_twin(last_process)
         if seconds > REPORT_EVERY_S:
             self._reported = (time.monotonic(), site.engine.num_tokens)
             log.info("%s, %d queued", ", ".join(f"{k} {v}" for k, v in facts.items()), num_queued)
+
+    def _note_twin(self, last_process: bytes | None) -> None:
+        """Somebody who beats after us is alive; before our first beat it may be who died here."""
+        is_others = last_process not in (None, self._process.encode())
+        if self._has_beaten and is_others and not self._has_twin:
+            self._has_twin = True
+            log.warning(
+                "another process is worker %r too: no batch suffers, but status shows one of the "
+                "two at a time; start each with a slot of its own",
+                self._site.slot,
+            )
+        self._has_beaten = True
 
     def _state(self) -> str:
         if self._site.holds.draining.is_set():

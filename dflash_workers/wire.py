@@ -136,9 +136,14 @@ def never_arrived(error: EngineUnavailable) -> bool:
 def is_broken(error: EngineUnavailable) -> bool:
     """Whether a connection was refused or broke off: nobody listens there, or died just then."""
     cause = error.__cause__
-    return isinstance(cause, aiohttp.ClientError | OSError) and not isinstance(
+    return isinstance(cause, aiohttp.ClientError | OSError | EOFError) and not isinstance(
         cause, TimeoutError | aiohttp.ClientConnectorDNSError
     )
+
+
+def has_status(error: EngineUnavailable) -> bool:
+    """Whether somebody answered, though with a refusal."""
+    return error.__cause__ is None
 
 
 def excerpt(body: bytes) -> str:

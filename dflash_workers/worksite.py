@@ -63,7 +63,6 @@ class Tally:
 class Habits:
     """How batches are answered here."""
 
-    max_in_flight: int  # requests in the engine at once, over all batches
     note_every: int  # ids; see Desk
     max_tool_rounds: int  # per turn
 

@@ -50,11 +50,13 @@ class FakeEngine:
     manner: str = ""  # words that hold for every request
     unheard: str = ""  # a message that isn't counted, nor are log-probabilities then
     facts: Body = field(default_factory=dict)  # more of /server_info
+    tells_life: bool = True  # how long its start took
     gives_ids: bool = True  # OpenAI's way
     template: str | None = None  # OpenAI's way; None: the tokenizer's own
 
     def __post_init__(self) -> None:
         self._failures: Counter[str] = Counter()
+        self._num_lives = 1
         self._seeds: dict[str, list[int]] = {}  # by message, in the order in which they came
         self._aborts: dict[str, asyncio.Event] = {}
         self._replies = Replies(self.tokenizer)
@@ -74,14 +76,27 @@ class FakeEngine:
 
     def die(self) -> None:
         """Stop listening and break every connection, as a killed process does."""
+        self._num_lives += 1
+        self.hide()
 
-        async def die() -> None:
+    def hide(self) -> None:
+        """The same, but it lives, where nobody reaches it."""
+
+        async def hide() -> None:
             for site in list(self._runner.sites):
                 await site.stop()
+
+        self._do(hide())
+        self.cut()
+
+    def cut(self) -> None:
+        """Break every connection, as a network does."""
+
+        async def cut() -> None:
             for connection in list(self._runner.server.connections):
                 connection.transport.abort()
 
-        self._do(die())
+        self._do(cut())
 
     def revive(self) -> None:
         """Listen again, where it did before."""
@@ -111,7 +126,13 @@ class FakeEngine:
         return web.Response(status=200 if self.is_healthy else 503)
 
     async def _server_info(self, _request: web.Request) -> web.Response:
-        facts = {"version": "0.5.17-fake", "dtype": "float32", "context_length": None}
+        facts: dict[str, Any] = {
+            "version": "0.5.17-fake",
+            "dtype": "float32",
+            "context_length": None,
+        }
+        if self.tells_life:
+            facts |= {"startup_time": {"load_weight": 1.5, "tokenizer_e2e": self._num_lives / 7}}
         return web.json_response(facts | self.facts)
 
     async def _models(self, _request: web.Request) -> web.Response:

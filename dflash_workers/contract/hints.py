@@ -81,6 +81,28 @@ class Hints:
         with translated_redis(self.where), self.app.producer_or_acquire() as kombu_producer:
             self._send(message, queue, celeryconfig.PRIORITY_GIVEN_BACK, kombu_producer)
 
+    def tell_tokenizers(self, messages: Iterable[BatchMessage]) -> int:
+        """Say of each batch that it is committed; return how many were told.
+
+        Nothing remembers these hints: what one is lost of, the tokenizers' own sweep finds.
+        """
+        queue, priority = celeryconfig.TOKENIZE_QUEUE, celeryconfig.PRIORITY_ORDINARY
+        num_told = 0
+        with translated_redis(self.where), self.app.producer_or_acquire() as kombu_producer:
+            task = celeryconfig.TOKENIZE_TASK
+            publish = _prepared(self.app, kombu_producer, queue, priority, task)
+            for message in messages:
+                publish(message)
+                num_told += 1
+        return num_told
+
+    def announce(self, message: BatchMessage) -> None:
+        """Tell the tokenizers of a commit, if any are up: else hints would pile up unread."""
+        with translated_redis(self.where):
+            is_read = bool(self.redis.exists(self.keys.tokenizers))
+        if is_read:
+            self.tell_tokenizers([message])
+
     def num_queued(self, queue: str) -> int:
         """Messages waiting in the queue, all priorities together."""
         with translated_redis(self.where):
@@ -136,12 +158,14 @@ def task_id(message: BatchMessage) -> str:
 
 
 def _prepared(
-    app: celery.Celery, kombu_producer: kombu.Producer, queue: str, priority: int
+    app: celery.Celery,
+    kombu_producer: kombu.Producer,
+    queue: str,
+    priority: int,
+    task: str = celeryconfig.GENERATE_TASK,
 ) -> Callable[[BatchMessage], None]:
     """Sends hints as `send_task` would, which makes each anew and takes ten times as long."""
-    model = app.amqp.create_task_message(
-        "", celeryconfig.GENERATE_TASK, argsrepr="()", ignore_result=True
-    )
+    model = app.amqp.create_task_message("", task, argsrepr="()", ignore_result=True)
     _, _, embedded = model.body
 
     def publish(message: BatchMessage) -> None:

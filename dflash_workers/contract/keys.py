@@ -12,9 +12,15 @@ S3, below <prefix>/<run>/ ("once": written with If-None-Match: *, never changed 
     data/<segment>/<batch>/<attempt>.jsonl.zst  worker, once    Row per line
     commits/<segment>/<batch>.json           worker, once       Commit
     tokens/<version>/<segment>/<batch>.arrow tokenizer, once    samples: ids and loss mask
+    tokens/<version>/quarantine/<segment>/<batch>.json  tokenizer, once  why a batch has no shard
+    tokens/<version>/compact/<attempt>.arrow compact, once      the samples of many shards
+    tokens/<version>/compact/<n>.json        compact, once      which shards those hold
     progress.json                            one worker at a time, by lease
     probe/<random>                           worker's start     removed at once
     train/<name>/...                         trainer
+    nodes/<host>/<log>.zst                   node leave         logs, for people; replaced
+
+Beside the runs, put there by people: models/<target name>/, what `node` without --model serves.
 
 Redis, all below one configurable prefix ("dflash:"):
 
@@ -26,8 +32,10 @@ Redis, all below one configurable prefix ("dflash:"):
     journal:<run>:<b>   hash        journal             next holder   JOURNAL_S, or the commit
     suspects:<run>:<b>  hash        poison              next holder   JOURNAL_S, or the commit
     progress:<run>      string      progress            progress      lease of the one writer
+    sweep:<run>         string      tokenizers          tokenizers    until the next sweep is due
+    tokenizers          string      tokenizers          worker        while any is up
     worker:<slot>       hash        worker              status        WORKER_S, refreshed
-    dead:<reason>       list        tasks               people        the newest DEAD_KEPT
+    dead:<reason>       list        tasks, inbox        people        the newest DEAD_KEPT
 
 A batch is named "<segment>/<batch>" in Redis, so that the name is enough to find its plan.
 """
@@ -104,6 +112,19 @@ class RunKeys:
     def shard(self, segment: int, batch: str) -> str:
         return f"{self.tokens}{segment:06d}/{batch}.arrow"
 
+    def quarantine(self, segment: int, batch: str) -> str:
+        return f"{self.tokens}quarantine/{segment:06d}/{batch}.json"
+
+    @property
+    def all_compact(self) -> str:
+        return f"{self.tokens}compact/"
+
+    def compact(self, attempt: str) -> str:
+        return f"{self.all_compact}{attempt}.arrow"
+
+    def compact_index(self, number: int) -> str:
+        return f"{self.all_compact}{number:06d}.json"
+
     def probe(self, name: str) -> str:
         return f"{self.run}/probe/{name}"
 
@@ -134,6 +155,13 @@ class RedisKeys:
 
     def progress(self, run: str) -> str:
         return f"{self.prefix}progress:{run}"
+
+    @property
+    def tokenizers(self) -> str:
+        return f"{self.prefix}tokenizers"
+
+    def sweep(self, run: str) -> str:
+        return f"{self.prefix}sweep:{run}"
 
     def worker(self, slot: str) -> str:
         return f"{self.prefix}worker:{slot}"

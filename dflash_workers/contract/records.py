@@ -284,7 +284,7 @@ def _decode(kind: Any, value: object, where: str) -> object:
         (item,) = typing.get_args(kind)
         items = typing.cast("list[object]", value)
         if item in (int, str):  # ids by the thousand: one pass, no call per item
-            _expect(all(type(x) is item for x in items), where, f"a list of {item.__name__}", value)
+            _expect(set(map(type, items)) <= {item}, where, f"a list of {item.__name__}", value)
             return items
         return [_decode(item, x, f"{where}[{i}]") for i, x in enumerate(items)]
     if origin is dict:

@@ -216,9 +216,22 @@ class Worker:
     def _look(self, journal: Journal) -> Generator[None, None, Commit | None]:
         """All that is due after a claim, in this order."""
         yield from self._pause("loads")
-        journal.load()
+        self._load(journal)
         yield from self._pause("asks")
         return self._batch.find_commit()
+
+    def _load(self, journal: Journal) -> None:
+        """Rows that Redis lost are noted again."""
+        batch, book = self._batch, self._batch.book
+        hints, keys = batch.campaign.hints, [prompt.key for prompt in batch.prompts]
+        noted = hints.redis.hkeys(hints.keys.journal(batch.message.run, batch.name))
+        ours = {key for key in keys if journal.known(key, 0, ANSWER.input_ids)}
+        lost = {key for key in ours if f"{key}:0".encode() not in noted}
+        journal.load()
+        book.noted |= lost
+        book.has_zombie_row |= bool(lost) and (
+            book.holder != self.attempt or book.commit is not None
+        )
 
     def _pause(self, before: str) -> Pauses:
         self._doing = before

@@ -132,8 +132,11 @@ def _look(world: World, me: int, number: int, then: Task, rules: Rules) -> Step:
     """The first or second of what follows a claim: the journal, then S3."""
     worker = world.workers[me]
     if (number == 1) == rules.the_journal_is_read_before_s3:
-        worker = worker._replace(doing=then, known=worker.known | world.redis.journal)
-        return Step(NAMES[me], "loads the journal", with_worker(world, me, worker))
+        noted = worker.known | world.redis.journal
+        after = with_worker(world, me, worker._replace(doing=then, known=noted))
+        if noted != world.redis.journal:  # rows that Redis lost, or never got
+            after = _with_rows(after, me, noted)
+        return Step(NAMES[me], "loads the journal", after)
     if world.commit and rules.s3_is_asked_after_a_claim:
         return Step(NAMES[me], "asks S3: committed", leave(world, me, Task.CLEAR))
     return Step(NAMES[me], "asks S3: no commit", with_task(world, me, then))
@@ -174,9 +177,13 @@ def _note(world: World, me: int, prompt: int) -> World:
     """The first row stands; a row of one who has lost the batch is as good as any."""
     worker, redis = world.workers[me], world.redis
     ended = worker._replace(known=worker.known | prompt, running=worker.running & ~prompt)
-    after = with_worker(world, me, ended)
-    after = after._replace(redis=redis._replace(journal=redis.journal | prompt))
+    return _with_rows(with_worker(world, me, ended), me, redis.journal | prompt)
+
+
+def _with_rows(world: World, me: int, rows: int) -> World:
+    redis = world.redis
     is_zombie = world.commit or redis.lease != NAMES[me]
+    after = world._replace(redis=redis._replace(journal=rows))
     return after._replace(zombie_row=True) if is_zombie else after
 
 

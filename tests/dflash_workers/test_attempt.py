@@ -127,15 +127,17 @@ def test_a_request_without_an_answer_is_aborted(asking: Asking) -> None:
     assert asking.fake.aborted == [asking.fake.requests[0]["rid"]]
 
 
-def test_no_request_outlives_its_batch(asking: Asking) -> None:
-    asking.patience = dataclasses.replace(PATIENCE, request_s=60, away_s=60)
-    question = dataclasses.replace(asking.question("hang"), deadline_s=time.monotonic() + 0.3)
-    started = time.monotonic()
+def test_a_batch_grows_with_each_event_of_its_answers(asking: Asking) -> None:
+    question = asking.question("long", 100)
+    grown: list[float] = []
 
-    with pytest.raises(EngineUnavailable, match="the batch's time is over"):
-        asking.run(lambda engine: engine.generate(question))
+    def hear(ids: list[int]) -> bool:
+        grown.append(question.growth.at_s)
+        return True
 
-    assert time.monotonic() - started < 1
+    asking.run(lambda engine: engine.generate(question, heard=hear, hear_every=32))
+
+    assert len(grown) == len(set(grown)) == 3
 
 
 def test_a_slow_answer_is_waited_for_as_long_as_ids_come(asking: Asking) -> None:

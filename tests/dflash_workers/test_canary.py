@@ -34,6 +34,7 @@ class Checking:
         async def once() -> Verdict:
             engine = Engine(self.fake.url, 4, PATIENCE, dialect=dialect, tokenizer=chat.tokenizer)
             try:
+                await engine.look()
                 return await check_engine(engine, spec, chat, self.store)
             finally:
                 await engine.close()

@@ -187,13 +187,19 @@ def test_log_probabilities_are_of_each_id_but_the_first(asking: Asking) -> None:
     assert refused is None
 
 
-def test_a_missing_engine_is_said_in_one_clear_line() -> None:
+def test_a_missing_engine_is_not_waited_for_without_end() -> None:
     async def wait() -> None:
         async with opened("http://127.0.0.1:1") as client:
-            await client.wait_until_ready(0.2)
+            await client.wait_until_there(0.2)
 
-    with pytest.raises(EngineUnavailable, match=r"127\.0\.0\.1:1.*--engine-url"):
+    with pytest.raises(EngineUnavailable, match=r"127\.0\.0\.1:1"):
         asyncio.run(wait())
+
+
+def test_an_engine_that_calls_itself_unhealthy_is_there(asking: Asking) -> None:
+    asking.fake.is_healthy = False
+
+    asking.run(lambda engine: engine.wait_until_there(0.2))
 
 
 @pytest.fixture
@@ -215,9 +221,9 @@ def test_no_prompt_is_rejected_because_something_else_listens_there(
 ) -> None:
     async def ask_it() -> None:
         async with opened(other_server) as engine:
-            await engine.wait_until_ready(1)
+            await engine.wait_until_there(1)
             with pytest.raises(BadInput, match="is no SGLang server"):
-                await engine.facts()
+                await engine.look()
             with pytest.raises(EngineUnavailable):
                 await engine.generate(asking.question("hello"))
 

@@ -219,3 +219,29 @@ def test_a_full_disk_closes_the_gate(bench: Bench, monkeypatch: pytest.MonkeyPat
 
     assert why == "disk: nearly full"
     assert bench.gate.why_closed() is None
+
+
+def test_an_engine_that_calls_itself_unhealthy_is_admitted_for_a_new_run(
+    bench: Bench, engine: FakeEngine
+) -> None:
+    engine.is_healthy = False
+
+    bench.do(bench.gate.admit("home"))
+
+    assert bench.gate.is_admitted("home")
+
+
+def test_a_death_that_only_the_next_look_finds_is_told_and_does_not_keep_the_engine_out(
+    bench: Bench, engine: FakeEngine
+) -> None:
+    bench.do(bench.gate.admit("home"))
+    told: list[str] = []
+    engine.die()
+    engine.revive()
+
+    with bench.gate.telling_of_deaths(told.append):
+        bench.do(bench.gate.admit("another"))
+
+    assert told == ["its process was replaced by another"]
+    assert bench.gate.is_admitted("another")
+    assert not bench.gate.is_admitted("home")

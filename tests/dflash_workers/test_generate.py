@@ -209,8 +209,9 @@ def test_a_commit_between_claim_and_journal_read_is_seen(
 
     def load_after_anothers_commit(self: Journal) -> None:
         monkeypatch.setattr(Journal, "load", load)
-        redis_client.delete(hints.keys.lease(message.run, batch_name(0, message.batch)))
-        work(first, message).join()
+        while not is_committed(store, message):  # the second one's renewals may be quicker
+            redis_client.delete(hints.keys.lease(message.run, batch_name(0, message.batch)))
+            work(first, message).join()
         load(self)
 
     monkeypatch.setattr(Journal, "load", load_after_anothers_commit)
@@ -242,6 +243,30 @@ def test_a_holder_whose_batch_another_committed_stops_asking(
     assert len(engine.aborted) == 1
     assert commit_of(store, message) == commit
     assert left_in_redis(redis_client, hints) == []
+
+
+def test_a_holder_that_lost_its_batch_in_a_flush_notes_again_what_had_ended(
+    plan: Plan,
+    make_worker: MakeWorker,
+    engine: FakeEngine,
+    redis_client: redis.Redis,
+    hints: Hints,
+) -> None:
+    (message,) = plan.add([prompt("say:ended"), prompt("wait=30")])
+    thread = work(make_worker(), message)
+    name = batch_name(0, message.batch)
+    lease, journal = hints.keys.lease(message.run, name), hints.keys.journal(message.run, name)
+    until(lambda: engine.running == 1 and redis_client.hlen(journal) == 1)
+
+    with redis_client.pipeline() as flush:  # and another claims before the holder renews
+        flush.delete(journal)
+        flush.set(lease, "another's", px=60_000)
+        flush.execute()
+
+    thread.join(10)
+    assert not thread.is_alive()
+    assert len(engine.aborted) == 1
+    assert any(field.endswith(b":0") for field in redis_client.hkeys(journal))
 
 
 def _rivals_commit(message: BatchMessage, rows: list[Row]) -> tuple[Commit, bytes]:
@@ -300,8 +325,9 @@ def test_two_workers_that_race_make_one_commit_and_the_loser_takes_its_data_away
     hints: Hints,
     redis_client: redis.Redis,
 ) -> None:
-    (message,) = plan.add([prompt(f"wait=0.5 {i}") for i in range(3)])
-    never_renewed = dataclasses.replace(OPTIONS, timing=Timing())
+    (message,) = plan.add([prompt(f"wait=1.5 {i}") for i in range(3)])
+    patience = dataclasses.replace(IMPATIENT, request_s=60)
+    never_renewed = dataclasses.replace(OPTIONS, timing=Timing(), patience=patience)
     first, second = make_worker("w1", never_renewed), make_worker("w2", never_renewed)
     threads = [work(first, message)]
     until(lambda: engine.running == 3)

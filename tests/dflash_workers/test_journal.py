@@ -317,17 +317,51 @@ def test_a_row_written_late_does_not_give_way_to_what_stands(journals: Journals)
     assert ids_of(journals.open(CLAIM).find("k", 2, ASKED)) == [7]
 
 
-def test_rows_lost_with_redis_are_noted_again(
+def test_what_was_lost_with_redis_is_noted_again_by_whoever_has_it(
     journals: Journals, redis_client: redis.Redis, key: str
 ) -> None:
+    note(journals.open(CLAIM), partial([7], turn=2))
     journal = journals.open(CLAIM)
-    journal.keep("k", answer([5]))
+    journal.load()
+    note(journal, partial([5], turn=0))
+    journal.keep("k", answer([5, 6], turn=0))
+    note(journal, partial([8, 9], turn=1))
 
     redis_client.delete(key)
     journal.load()
-    journal.keep("k2", answer([6]))
 
-    assert redis_client.hlen(key) == 2
+    following = journals.open(CLAIM)
+    following.load()
+    assert sorted(redis_client.hkeys(key)) == [b"k:0", b"k:1:partial", b"k:2:partial"]
+    assert [ids_of(following.find("k", t, ASKED)) for t in range(3)] == [[5, 6], [8, 9], [7]]
+
+
+def test_a_look_at_a_redis_that_is_back_writes_what_waits_without_waiting_for_the_pauses_end(
+    journals: Journals, redis_client: redis.Redis, key: str
+) -> None:
+    away = redis.Redis(port=1, socket_connect_timeout=0.2, retry=Retry(NoBackoff(), 0))
+    journal = dataclasses.replace(journals, pause_s=3600).open(CLAIM)
+    there, journal._write = journal._write, away.register_script(journal._write.script)
+    journal.keep("k", answer([5]))
+    note(journal, partial([7], turn=1))
+    while_away = redis_client.hlen(key)
+
+    journal._write = there
+    journal.load()
+
+    assert while_away == 0
+    assert sorted(redis_client.hkeys(key)) == [b"k:0", b"k:1:partial"]
+
+
+def test_a_journal_that_paused_is_named_once(journals: Journals) -> None:
+    away = redis.Redis(port=1, socket_connect_timeout=0.2, retry=Retry(NoBackoff(), 0))
+    paused = dataclasses.replace(journals, redis=away)
+    journal = paused.open(CLAIM)
+    before = paused.take_paused()
+
+    journal.keep("k", answer([5]))
+
+    assert [before, paused.take_paused(), paused.take_paused()] == [set(), {"attempt"}, set()]
 
 
 @pytest.mark.parametrize("field", ["k:0", "k:0:partial"])

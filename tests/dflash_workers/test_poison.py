@@ -219,6 +219,43 @@ def test_this_holder_knows_what_it_noted_itself(open_case: Open) -> None:
     assert keys(schedule(PROMPTS, case.history).alone) == ["p0"]
 
 
+def test_a_death_that_was_none_speaks_against_nobody(open_case: Open) -> None:
+    case = open_case()
+    case.blame(["p0", "p1"], "exit status -9", alone=False)
+
+    case.absolve(case.blame(["p0"], "cannot connect", alone=True))
+
+    for holder in (case, open_case()):
+        assert (holder.of("p0").num_deaths, holder.of("p0").num_alone) == (1, 0)
+        assert holder.of("p1").num_deaths == 1
+
+
+def test_a_death_that_was_none_may_be_forgotten_already(
+    open_case: Open, hints: Hints, redis_client: redis.Redis
+) -> None:
+    case = open_case()
+    name = case.blame(["p0"], "cannot connect", alone=False)
+    redis_client.delete(hints.keys.suspects("run", KEY_NAME))
+    case.load()
+
+    case.absolve(name)
+
+    assert case.history == History()
+
+
+def test_a_batch_is_inherited_from_who_fell_silent_and_from_nobody_else(open_case: Open) -> None:
+    first = open_case()
+    with pytest.raises(Draining), first.attending():
+        raise Draining("leaving")
+    after_a_goodbye = open_case()
+    fall_silent(after_a_goodbye)
+    after_a_silence = open_case()
+
+    assert not first.is_inherited
+    assert not after_a_goodbye.is_inherited
+    assert after_a_silence.is_inherited
+
+
 def test_other_batches_and_runs_are_cases_of_their_own(suspects: Suspects, open_case: Open) -> None:
     open_case().blame(["p0"], "refused", alone=False)
 

@@ -69,7 +69,7 @@ def run(url: str, chat: Chat, work: Work, **how: Any) -> Any:
     async def once() -> Any:
         engine = Engine(url, 4, Patience(), tokenizer=chat.tokenizer, **how)
         try:
-            await engine.facts()
+            await engine.look()
             return await work(engine)
         finally:
             await engine.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import threading
 import time
@@ -16,6 +17,7 @@ from dflash_workers.contract.commit import read_rows
 from dflash_workers.contract.hints import Hints
 from dflash_workers.contract.records import BatchMessage, Prompt
 from dflash_workers.contract.store import Store
+from dflash_workers.generate import generate, open_batch
 from dflash_workers.poison import Case
 from dflash_workers.worker import Worker
 from tests.batches import MakeWorker, commit_of, is_committed, left_in_redis, until, work
@@ -39,9 +41,9 @@ def blame(case: Case, *prompts: Prompt, times: int, alone: bool = False) -> None
 
 
 @contextmanager
-def reviving(engine: FakeEngine, poison: str) -> Iterator[list[list[str]]]:
-    """The engine dies shortly after it is asked `poison`, and comes back; what it was asked in each
-    of its lives."""
+def reviving(engine: FakeEngine, poison: str, away_s: float) -> Iterator[list[list[str]]]:
+    """The engine dies shortly after it is asked `poison`, and comes back `away_s` later; what it
+    was asked in each of its lives."""
     lives: list[list[str]] = []
     over = threading.Event()
 
@@ -52,7 +54,7 @@ def reviving(engine: FakeEngine, poison: str) -> Iterator[list[list[str]]]:
                 time.sleep(0.2)
                 lives.append(list(engine.asked)[seen:])
                 engine.die()
-                time.sleep(1.5)
+                time.sleep(away_s)
                 engine.revive()
 
     thread = threading.Thread(target=watch)
@@ -173,8 +175,9 @@ def test_a_batch_of_condemned_prompts_commits_without_rows_and_never_asks(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("away_s", [1.5, 0.0])
 def test_the_prompt_that_kills_is_found_and_rejected_and_no_other(
-    plan: Plan, make_worker: MakeWorker, store: Store, engine: FakeEngine
+    plan: Plan, make_worker: MakeWorker, store: Store, engine: FakeEngine, away_s: float
 ) -> None:
     poison = prompt("wait=60 poison")
     message, bystander = plan.add(
@@ -183,7 +186,7 @@ def test_the_prompt_that_kills_is_found_and_rejected_and_no_other(
     )
     worker = make_worker(options=PATIENT)
 
-    with reviving(engine, poison.id) as lives:
+    with reviving(engine, poison.id, away_s) as lives:
         threads = [work(worker, m) for m in (message, bystander)]
         for thread in threads:
             thread.join(90)
@@ -195,3 +198,107 @@ def test_the_prompt_that_kills_is_found_and_rejected_and_no_other(
     assert commit_of(store, bystander).rejected == []
     assert len(lives) == 4
     assert lives[2][-1:] == lives[3][-1:] == [poison.id]
+
+
+@pytest.mark.parametrize("away_s", [0.0, 1.5])
+def test_a_network_that_is_cut_leaves_nobody_suspect(
+    plan: Plan, make_worker: MakeWorker, store: Store, engine: FakeEngine, away_s: float
+) -> None:
+    (message,) = plan.add([prompt(f"wait=0.5 {name}") for name in "abc"])
+    worker = make_worker(options=PATIENT)
+    thread = work(worker, message)
+    until(lambda: engine.running == 3)
+
+    engine.hide()
+    time.sleep(away_s)
+    case = earlier_holder(worker, message)
+    case.load()
+    num_blamed = len(case.history.deaths)
+    engine.revive()
+    until(lambda: engine.running == 3)
+    case.load()
+    num_blamed_in_the_end = len(case.history.deaths)
+    thread.join(30)
+
+    commit = commit_of(store, message)
+    assert (num_blamed, num_blamed_in_the_end) == (int(away_s > 0), 0)
+    assert (commit.num_rows, commit.rejected) == (3, [])
+    assert "engine_deaths" not in commit.notes
+
+
+def test_a_batch_that_needs_no_engine_commits_while_there_is_none(
+    plan: Plan, make_worker: MakeWorker, store: Store, engine: FakeEngine
+) -> None:
+    noted, poison, long = [prompt("say:a", "say:b")], prompt("say:never"), prompt("x " * 4096)
+    source, message = plan.add(noted, [*noted, poison, long])
+    worker = make_worker()
+    work(worker, source).join()
+    journal = worker.site.journals.open(Claim(message, "earlier"))
+    (row,) = read_rows(store, commit_of(store, source))
+    for answer in row.answers:
+        journal.keep(row.key, answer)
+    blame(earlier_holder(worker, message), poison, times=2, alone=True)
+    num_asked = len(engine.asked)
+
+    engine.die()
+    until(lambda: worker.site.gate.why_closed() is not None)
+    claim = worker.site.claims.claim(message)
+    assert claim
+    generate(open_batch(message, worker.site), claim, worker.site)
+
+    commit = commit_of(store, message)
+    assert [row.key for row in read_rows(store, commit)] == [noted[0].key]
+    assert [r.reason for r in commit.rejected] == ["poison", "context_length"]
+    assert commit.engine["version"] == "0.5.17-fake"
+    assert len(engine.asked) == num_asked
+
+
+def test_a_batch_that_stands_still_is_given_back(
+    plan: Plan, make_worker: MakeWorker, store: Store, engine: FakeEngine, hints: Hints
+) -> None:
+    (message,) = plan.add([prompt("say:never comes to it")])
+    patience = dataclasses.replace(IMPATIENT, lost_s=0.5, away_s=0.2, max_retry_after_s=0.3)
+    worker = make_worker(options=dataclasses.replace(PATIENT, patience=patience))
+    with every_seat_taken(worker):
+        started = time.monotonic()
+        thread = work(worker, message)
+        until(lambda: hints.num_queued(plan.queue) == 1, 10)
+
+    assert time.monotonic() - started >= 1.5  # the longest silence that its requests are allowed
+    assert not is_committed(store, message)
+    assert engine.asked == []
+    thread.join()
+
+
+def test_what_a_dead_worker_left_does_not_wait_behind_what_waits_for_the_engine(
+    plan: Plan, make_worker: MakeWorker, engine: FakeEngine
+) -> None:
+    left, *others = plan.add(
+        [prompt("say:left")], *([prompt(f"say:{b} {n}") for n in range(8)] for b in range(2))
+    )
+    worker = make_worker(options=PATIENT)
+    earlier_holder(worker, left).note_running()  # and then not a word
+    slots = worker.site.engine.slots
+    with every_seat_taken(worker):
+        threads = [work(worker, message) for message in others]
+        until(lambda: len(slots._ordinary) == 16)
+        threads.append(work(worker, left))
+        until(lambda: len(slots._first) == 1)
+
+    for thread in threads:
+        thread.join()
+    assert engine.asked.index("say:left") < 4  # among the first that found a seat
+
+
+@contextmanager
+def every_seat_taken(worker: Worker) -> Iterator[None]:
+    async def take(is_over: asyncio.Event) -> None:
+        async with worker.site.engine.slots.every():
+            await is_over.wait()
+
+    loop, is_over = worker.site.loop, asyncio.Event()
+    taking = asyncio.run_coroutine_threadsafe(take(is_over), loop)
+    until(lambda: worker.site.engine.slots.num_free == 0)
+    yield
+    loop.call_soon_threadsafe(is_over.set)
+    taking.result(10)

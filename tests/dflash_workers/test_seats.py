@@ -9,7 +9,7 @@ from contextlib import suppress
 import pytest
 
 from dflash_workers.contract.errors import Draining
-from dflash_workers.seats import Seats, every_slot
+from dflash_workers.seats import Seats, Slots
 
 
 def run_all(*work: Coroutine[object, object, None]) -> None:
@@ -23,11 +23,11 @@ def run_all(*work: Coroutine[object, object, None]) -> None:
 
 
 def test_who_came_first_goes_in_first_whatever_batch_it_is_of() -> None:
-    slot, order = asyncio.Semaphore(1), list[str]()
+    slots, order = Slots(1), list[str]()
     batches = [Seats(), Seats()]
 
     async def sit(number: int) -> None:
-        async with batches[number % 2].take(f"{number}", slot):
+        async with batches[number % 2].take(f"{number}", slots):
             order.append(f"{number}")
             await asyncio.sleep(0)
 
@@ -36,13 +36,66 @@ def test_who_came_first_goes_in_first_whatever_batch_it_is_of() -> None:
     assert order == ["0", "1", "2", "3", "4", "5"]
 
 
+def test_what_a_dead_worker_left_goes_in_before_all_that_waits() -> None:
+    slots, order = Slots(1), list[str]()
+
+    async def sit(seats: Seats, name: str) -> None:
+        async with seats.take(name, slots):
+            order.append(name)
+            await asyncio.sleep(0)
+
+    heirs = Seats(is_first=True)
+    ordinary = [sit(Seats(), name) for name in ("runs", "waits", "waits too")]
+    run_all(*ordinary, sit(heirs, "left"), sit(heirs, "left too"))
+
+    assert order == ["runs", "left", "left too", "waits", "waits too"]
+
+
+def test_who_wants_every_slot_lets_in_what_a_dead_worker_left() -> None:
+    slots, order = Slots(2), list[str]()
+
+    async def sit(name: str, after_s: float, *, is_first: bool = False) -> None:
+        await asyncio.sleep(after_s)
+        async with Seats(is_first=is_first).take(name, slots):
+            await asyncio.sleep(0.02)
+            order.append(name)
+
+    async def alone() -> None:
+        async with slots.every():
+            order.append("alone")
+
+    run_all(sit("runs", 0), alone(), sit("after", 0.005), sit("left", 0.01, is_first=True))
+
+    assert order == ["runs", "left", "alone", "after"]
+
+
+def test_a_slot_that_comes_free_as_its_next_one_is_cancelled_is_not_lost() -> None:
+    slots = Slots(1)
+
+    async def sit() -> None:
+        async with slots.one():
+            pass
+
+    async def give_up() -> None:
+        async with slots.one():
+            waiting = asyncio.create_task(sit())
+            await asyncio.sleep(0)
+        waiting.cancel()  # between its turn and its next step
+        with suppress(asyncio.CancelledError):
+            await waiting
+
+    run_all(give_up())
+
+    assert slots.num_free == 1
+
+
 def test_once_closed_who_waits_is_told_at_once_and_who_is_in_may_end() -> None:
-    slot, seats, fates = asyncio.Semaphore(1), Seats(), dict[str, str]()
+    slots, seats, fates = Slots(1), Seats(), dict[str, str]()
     may_end = asyncio.Event()
 
     async def sit(name: str) -> None:
         try:
-            async with seats.take(name, slot):
+            async with seats.take(name, slots):
                 await may_end.wait()
                 fates[name] = "ended"
         except Draining:
@@ -62,42 +115,41 @@ def test_once_closed_who_waits_is_told_at_once_and_who_is_in_may_end() -> None:
     assert fates.pop("late") == "not started"
     assert fates == {"first": "ended", "second": "not started", "third": "not started"}
     assert seats.taken == set()
-    assert not slot.locked()
+    assert slots.num_free == 1
 
 
 def test_who_is_cancelled_while_waiting_is_cancelled() -> None:
-    slot, seats = asyncio.Semaphore(1), Seats()
+    slots, seats = Slots(1), Seats()
 
     async def sit() -> None:
-        async with seats.take("key", slot):
+        async with seats.take("key", slots):
             pass
 
     async def cancel() -> None:
-        await slot.acquire()
-        waiting = asyncio.create_task(sit())
-        await asyncio.sleep(0)
-        waiting.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await waiting
-        slot.release()
+        async with slots.one():
+            waiting = asyncio.create_task(sit())
+            await asyncio.sleep(0)
+            waiting.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await waiting
 
     run_all(cancel())
 
-    assert not slot.locked()
+    assert slots.num_free == 1
 
 
 def test_two_batches_that_each_want_every_slot_get_it_one_after_the_other() -> None:
-    slot, order = asyncio.Semaphore(3), list[str]()
+    slots, order = Slots(3), list[str]()
 
     async def alone(name: str) -> None:
-        async with every_slot(slot, 3), Seats(is_alone=True).take(name, slot):
+        async with slots.every(), Seats(is_alone=True).take(name, slots):
             order.append(f"{name} in")
             await asyncio.sleep(0.01)
             order.append(f"{name} out")
 
     async def sit(name: str, after_s: float) -> None:
         await asyncio.sleep(after_s)
-        async with Seats().take(name, slot):
+        async with Seats().take(name, slots):
             await asyncio.sleep(0.01)
             order.append(name)
 
@@ -107,15 +159,15 @@ def test_two_batches_that_each_want_every_slot_get_it_one_after_the_other() -> N
 
 
 def test_who_stops_waiting_for_every_slot_gives_back_those_that_it_had() -> None:
-    slot = asyncio.Semaphore(3)
+    slots = Slots(3)
 
     async def give_up() -> None:
-        await slot.acquire()
-        with suppress(TimeoutError):
-            async with asyncio.timeout(0.05), every_slot(slot, 3):
-                raise AssertionError("there were only two")
-        slot.release()
-        async with every_slot(slot, 3):
-            assert slot.locked()
+        async with slots.one():
+            with suppress(TimeoutError):
+                async with asyncio.timeout(0.05), slots.every():
+                    raise AssertionError("there were only two")
+            assert slots.num_free == 2
+        async with slots.every():
+            assert slots.num_free == 0
 
     run_all(give_up())

@@ -5,19 +5,27 @@ from __future__ import annotations
 import dataclasses
 import time
 import uuid
+from collections.abc import Iterator
+from threading import Thread
+from urllib.parse import urlsplit
 
 import pytest
 import redis
 
 from dflash_workers import tasks
 from dflash_workers.contract.control import Action, Control
-from dflash_workers.contract.errors import AccessDenied
-from dflash_workers.contract.hints import Hints
+from dflash_workers.contract.errors import AccessDenied, StoreUnavailable
+from dflash_workers.contract.hints import Hints, task_id
+from dflash_workers.contract.keys import batch_name
 from dflash_workers.contract.records import encode
+from dflash_workers.contract.settings import Settings
 from dflash_workers.contract.store import Store
 from dflash_workers.tasks import take
-from tests.batches import MakeWorker, commit_of, is_committed, left_in_redis, until, work
+from dflash_workers.worker import Worker
+from tests.batches import MakeWorker, commit_of, cut_off, is_committed, left_in_redis, until, work
+from tests.dflash_workers.conftest import OPTIONS
 from tests.fake_engine import FakeEngine
+from tests.faults.proxy import Mode, Proxy
 from tests.planned import Plan, prompt
 
 
@@ -29,12 +37,74 @@ def test_an_engine_that_stays_away_costs_nothing_that_ended(
 
     work(worker, message).join()
     assert not is_committed(store, message)
-    assert hints.num_queued(plan.queue) == 1
+    assert hints.queued_names(plan.queue) == {task_id(message)}
     engine._failures["fail=1000"] = 1000
     work(worker, message).join()
 
     assert commit_of(store, message).num_rows == 2
     assert engine.asked.count("say:kept") == 1
+
+
+@pytest.fixture
+def half_done(
+    plan: Plan, make_worker: MakeWorker, store: Store, engine: FakeEngine
+) -> Iterator[tuple[Worker, str]]:
+    """A worker with a batch of which one answer is about to end and one is not, and its journal."""
+    (message,) = plan.add([prompt("wait=0.4 say:kept"), prompt("wait=60")])
+    patience = dataclasses.replace(OPTIONS.patience, request_s=60)
+    worker = make_worker("w1", dataclasses.replace(OPTIONS, patience=patience))
+    thread = work(worker, message)
+    until(lambda: engine.running == 2)
+    keys = worker.site.hints.keys
+    yield worker, keys.journal(message.run, batch_name(message.segment, message.batch))
+    assert engine.running == 1
+    Control(store, plan.spec.run).order(Action.CANCEL)
+    thread.join(10)
+
+
+def test_what_ended_while_redis_was_away_is_noted_as_soon_as_it_is_back(
+    half_done: tuple[Worker, str], redis_client: redis.Redis, caplog: pytest.LogCaptureFixture
+) -> None:
+    worker, journal = half_done
+    pool = worker.site.journals.redis.connection_pool
+    port = pool.connection_kwargs["port"]
+    cut_off(worker.site.journals.redis)
+    until(lambda: "journal pauses, 1 rows kept" in caplog.text)
+
+    pool.connection_kwargs["port"] = port
+    pool.reset()
+
+    until(lambda: redis_client.hlen(journal) == 1, 10)  # no other turn ends meanwhile
+
+
+def test_what_redis_lost_of_a_batch_that_runs_is_noted_again_by_its_holder(
+    half_done: tuple[Worker, str], redis_client: redis.Redis, hints: Hints
+) -> None:
+    _worker, journal = half_done
+    until(lambda: redis_client.hlen(journal) == 1)
+
+    redis_client.delete(*redis_client.scan_iter(f"{hints.keys.prefix}*"))
+
+    until(lambda: redis_client.hlen(journal) == 1, 10)  # no other turn ends meanwhile
+
+
+def test_two_workers_of_one_slot_cost_no_batch_and_no_token(
+    plan: Plan,
+    make_worker: MakeWorker,
+    store: Store,
+    engine: FakeEngine,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    first, second = plan.add([prompt("wait=0.6 say:a")], [prompt("wait=0.6 say:b")])
+    running = [work(make_worker("w1"), message) for message in (first, second)]
+    until(lambda: "another process is worker 'w1' too" in caplog.text)
+
+    for thread in running:
+        thread.join()
+
+    assert is_committed(store, first)
+    assert is_committed(store, second)
+    assert len(engine.asked) == 2
 
 
 def test_a_batch_that_is_held_is_left_alone(
@@ -171,6 +241,48 @@ def test_with_its_gate_closed_a_worker_gives_the_hint_back_and_takes_none_until_
     until(lambda: redis_client.hget(state, "state") == b"up")
     work(worker, message).join()
     assert is_committed(store, message)
+
+
+def test_a_hint_that_could_not_be_worked_on_is_back_before_its_slot_pauses(
+    plan: Plan, make_worker: MakeWorker, hints: Hints, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (message,) = plan.add([prompt("say:x")])
+    worker = make_worker()
+
+    def throttled(*_: object) -> None:
+        raise StoreUnavailable("503 SlowDown")
+
+    monkeypatch.setattr(worker.site.store.__class__, "get_range", throttled)
+    thread = Thread(target=take, args=(encode(message), worker.site), kwargs={"pause_s": 3600})
+    thread.start()
+    until(lambda: hints.num_queued(plan.queue) == 1)
+
+    assert thread.is_alive()
+    worker.site.holds.draining.set()
+    thread.join(5)
+    assert not thread.is_alive()
+
+
+def test_a_hint_taken_from_a_redis_that_then_went_away_goes_back_once_it_is_there(
+    plan: Plan, worker_settings: Settings, hints: Hints, caplog: pytest.LogCaptureFixture
+) -> None:
+    (message,) = plan.add([prompt("say:x")])
+    where = urlsplit(worker_settings.redis_url)
+    with Proxy((str(where.hostname), where.port or 6379)) as proxy:
+        through = worker_settings.redis_url.replace(f":{where.port}", f":{proxy.port}")
+        worker = Worker(dataclasses.replace(worker_settings, redis_url=through), OPTIONS)
+        proxy.set(Mode.REFUSE)
+
+        thread = work(worker, message)
+        until(lambda: f"hint of {message.batch} waits here" in caplog.text)
+        proxy.set(Mode.PASS)
+        thread.join(20)
+
+        assert not thread.is_alive()
+        assert hints.num_queued(plan.queue) == 1
+        worker.start()
+        worker.stop()
+        worker.site.hints.app.close()
 
 
 def test_an_s3_that_refuses_for_now_costs_no_hint(

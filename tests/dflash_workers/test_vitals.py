@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -108,7 +109,7 @@ def test_an_engine_that_gives_nothing_is_taken_for_dead(
     thread = work(worker, message)
     until(lambda: engine.running == 1)
 
-    until(lambda: bool(vitals.sweep() or worker.site.engine.num_deaths), 5)
+    until(lambda: vitals.sweep() > 0 and worker.site.engine.num_deaths > 0, 5)
 
     assert worker.site.engine.num_deaths == 1
     thread.join()
@@ -159,6 +160,38 @@ def test_the_heartbeat_says_what_runs_though_no_message_waits(
     thread.join()
     vitals.leave()
     assert not redis_client.exists(hints.keys.worker("w1"))
+
+
+def test_the_next_sweep_is_due_when_the_next_deadline_is_over(worker: Worker, plan: Plan) -> None:
+    vitals, _goodbye = make_vitals(worker, Limits())
+    (message,) = plan.add([prompt("say:held")])
+
+    with_nothing_in_flight = vitals.sweep()
+    assert worker.site.claims.claim(message)
+
+    assert with_nothing_in_flight == math.inf
+    assert 0.8 < vitals.sweep() < 1.3
+
+
+def test_two_processes_of_one_slot_are_told_so_and_leave_each_others_heartbeat(
+    worker: Worker,
+    hints: Hints,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    one, other = (make_vitals(worker, Limits())[0] for _ in range(2))
+
+    one.sweep()
+    other.sweep()  # as after a restart: the first may be dead
+    other.sweep()
+    after_a_restart = caplog.text
+    one.sweep()
+    other.leave()
+
+    assert "another process" not in after_a_restart
+    assert caplog.text.count("another process is worker 'w1' too") == 1
+    assert hints.redis.exists(hints.keys.worker("w1"))
+    one.leave()
+    assert not hints.redis.exists(hints.keys.worker("w1"))
 
 
 def test_a_notice_leaves_no_more_grace_than_time(worker: Worker, signals: list[int]) -> None:

@@ -8,9 +8,11 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import cast
 from urllib.parse import urlsplit
 
 import orjson
@@ -18,6 +20,7 @@ import pytest
 import redis
 
 from dflash_workers.contract.commit import read_commit, read_rows
+from dflash_workers.contract.control import Action, Control
 from dflash_workers.contract.errors import AccessDenied, BadInput, EngineUnavailable, Missing
 from dflash_workers.contract.hints import Hints
 from dflash_workers.contract.keys import RunKeys, batch_name
@@ -26,7 +29,7 @@ from dflash_workers.contract.records import BatchMessage
 from dflash_workers.contract.settings import Settings
 from dflash_workers.contract.store import Store
 from dflash_workers.opening import Options, check_store
-from dflash_workers.worker import Worker, batches_at_once, largest_batch
+from dflash_workers.worker import Worker, _repeat, batches_at_once, largest_batch
 from tests.batches import is_committed, until
 from tests.fake_engine import FakeEngine
 from tests.faults.http_proxy import HttpProxy, Rule
@@ -202,7 +205,9 @@ def test_what_celery_can_not_read_is_counted_and_ends_no_worker(
     (message,) = plan.add([prompt("say:a")])
     hints.offer([message], plan.queue)
     (key,) = redis_client.keys(f"{plan.queue}*")
-    readable = orjson.loads(redis_client.lpop(key) or b"")
+    entry = redis_client.lpop(key)
+    assert isinstance(entry, bytes)
+    readable = orjson.loads(entry)
     body = base64.b64encode(b"{not json").decode()
     unreadable: list[dict[str, object]] = [
         readable | {"body": body},
@@ -211,16 +216,52 @@ def test_what_celery_can_not_read_is_counted_and_ends_no_worker(
         readable | {"headers": readable["headers"] | {"task": "nobody's"}},
         readable | {"headers": {}, "body": body},
     ]
+    raw = [b"\xff\xfe no text", b"{not json", entry[:-9], b"[]"]
 
     start("reader")
-    for letter in unreadable:
-        redis_client.lpush(key, orjson.dumps(letter))
-    redis_client.lpush(key, orjson.dumps(readable))
+    for letter in [*map(orjson.dumps, unreadable), *raw]:
+        redis_client.lpush(key, letter)
+    redis_client.lpush(key, entry)
 
     until(lambda: is_committed(store, message))
     heartbeat = hints.keys.worker("reader")
-    until(lambda: redis_client.hget(heartbeat, "unreadable") == b"5")
+    until(lambda: redis_client.hget(heartbeat, "unreadable") == b"9")
+    assert redis_client.llen(hints.keys.dead("message")) == 9
     assert hints.redis.hlen("unacked") == 0
+
+
+@pytest.mark.slow
+def test_a_paused_runs_hints_are_dropped_in_passing_and_keep_no_other_run_waiting(
+    plan: Plan, start: Start, hints: Hints, store: Store, redis_client: redis.Redis
+) -> None:
+    plan.add([prompt("say:paused")])
+    other = Plan(store, hints, dataclasses.replace(plan.spec, run=f"{plan.spec.run}-other"))
+    (message,) = other.add([prompt("say:a")])
+    Control(store, plan.spec.run).order(Action.PAUSE)
+    waiting = [BatchMessage(plan.spec.run, 0, f"{number:016x}") for number in range(300)]
+    hints.offer(waiting, plan.queue)
+    hints.offer([message], plan.queue)
+
+    child = start("dropper")
+    until(lambda: hints.num_queued(plan.queue) < len(waiting))
+    before_s, began_s = cpu_s(child.pid), time.monotonic()
+    until(lambda: is_committed(store, message))
+    took_s, used_s = time.monotonic() - began_s, cpu_s(child.pid) - before_s
+    time.sleep(2)
+    idle_s = cpu_s(child.pid) - before_s - used_s
+
+    assert took_s < 60
+    assert used_s < len(waiting) * 0.03
+    assert idle_s < 0.5
+    heartbeat = hints.keys.worker("dropper")
+    until(lambda: redis_client.hget(heartbeat, "dropped") == b"300")
+    assert redis_client.zcard(hints.keys.pending(plan.spec.run)) == 300  # `resume` sends these
+
+
+def cpu_s(pid: int) -> float:
+    """What the process has used of the processors so far."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 @pytest.mark.slow
@@ -279,7 +320,9 @@ def test_a_worker_says_that_it_lives(
 
     key = hints.keys.worker("alive")
     until(lambda: bool(redis_client.exists(key)))
-    assert redis_client.hgetall(key) == {
+    facts = cast("dict[bytes, bytes]", redis_client.hgetall(key))
+    assert facts.pop(b"process").startswith(b"%d-" % os.getpid())
+    assert facts == {
         b"state": b"up",
         b"batches": b"0",
         b"in_flight": b"0",
@@ -300,6 +343,25 @@ def test_enough_batches_run_at_once_to_keep_the_engine_full(
     batch_size: int, max_in_flight: int, num_batches: int
 ) -> None:
     assert batches_at_once(batch_size, max_in_flight) == num_batches
+
+
+@pytest.mark.parametrize(("wanted_s", "is_soon"), [(0.01, True), (None, False), (3600.0, False)])
+def test_what_a_thread_repeats_comes_at_once_and_before_its_turn_where_it_asks_for_it(
+    wanted_s: float | None, is_soon: bool
+) -> None:
+    stop, began_s = threading.Event(), time.monotonic()
+    came_s: list[float] = []
+
+    def step() -> float | None:
+        came_s.append(time.monotonic())
+        if len(came_s) == 3:
+            stop.set()
+        return wanted_s
+
+    _repeat(step, 0.4, stop)
+
+    assert came_s[0] - began_s < 0.4
+    assert (came_s[2] - came_s[0] < 0.8) == is_soon
 
 
 def test_the_plan_says_how_large_batches_are(plan: Plan, store: Store) -> None:
@@ -355,3 +417,35 @@ def test_an_s3_that_overwrites_is_refused(store: Store) -> None:
     with pytest.raises(BadInput, match="If-None-Match"):
         check_store(store, "run")
     assert list(store.list("run/")) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("manner", "is_on", "said"),
+    [
+        ("musealways", False, "with thinking off, a short answer thinks all the same"),
+        ("", True, "with thinking on, a short answer shows no sign of it"),
+    ],
+)
+def test_a_worker_says_at_its_start_that_its_engine_does_not_heed_the_thinking_switch(
+    plan: Plan,
+    start: Start,
+    engine: FakeEngine,
+    store: Store,
+    hints: Hints,
+    tmp_path: Path,
+    manner: str,
+    is_on: bool,
+    said: str,
+) -> None:
+    engine.manner = manner
+    plan.spec = dataclasses.replace(plan.spec, template_kwargs={"enable_thinking": is_on})
+    (message,) = plan.add([prompt("say:a")])
+    hints.offer([message], plan.queue)
+
+    start("w1", *CLI)
+    until(lambda: is_committed(store, message))
+
+    log = (tmp_path / "w1.log").read_text()
+    assert f"WARNING dflash_workers.opening: run {message.run!r}: {said}" in log
+    assert log.index(said) < log.index("committed")

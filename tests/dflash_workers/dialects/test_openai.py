@@ -36,8 +36,8 @@ def ask(fake: FakeEngine, question: Question, tokenizer: Any) -> Generation:
     async def once() -> Generation:
         engine = Engine(fake.url, 4, PATIENCE, dialect="openai", tokenizer=tokenizer)
         try:
-            await engine.wait_until_ready(1)
-            await engine.facts()
+            await engine.wait_until_there(1)
+            await engine.look()
             return await engine.generate(question, heard=lambda ids: False, hear_every=1)
         finally:
             await engine.close()
@@ -158,7 +158,7 @@ def test_a_server_without_models_is_none() -> None:
     async def once(url: str) -> None:
         engine = Engine(url, 1, PATIENCE, dialect="openai")
         try:
-            await engine.facts()
+            await engine.look()
         finally:
             await engine.close()
 
