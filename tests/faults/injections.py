@@ -7,7 +7,9 @@ idle worker shows nothing.
 
 from __future__ import annotations
 
+import random
 import signal
+import threading
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -15,14 +17,16 @@ from dataclasses import dataclass, field
 import redis
 
 from tests.faults import schedule
+from tests.faults.clocks import Clock
 from tests.faults.fleet import Fleet
 from tests.faults.http_proxy import Rule
 from tests.faults.processes import EngineServer, Process
 from tests.faults.proxy import Mode
 from tests.faults.schedule import Fault
 
-REDIS_JUMP_S = 3.0  # of a lease's 15
-WORKERS_JUMP_S = 300.0  # signatures of S3 stop being taken at 900
+REDIS_OFF_S = 3.0  # of a lease's 15
+WORKERS_OFF_S = 300.0  # signatures of S3 stop being taken at 900
+JITTER_EVERY_S = 0.5
 
 Undo = Callable[[], None]
 
@@ -42,6 +46,12 @@ class Scene:
     def engine(self, fault: Fault) -> EngineServer:
         return self.fleet.engines[self.slots[fault.victim]]
 
+    @property
+    def clocks(self) -> tuple[Clock, Clock] | None:
+        """Redis' and the workers'; None on a machine that could not make them."""
+        redis_clock, workers_clock = self.fleet.redis_clock, self.fleet.workers_clock
+        return (redis_clock, workers_clock) if redis_clock and workers_clock else None
+
     def is_full(self, victim: int) -> bool:
         """A living worker, and as many requests in its engine as it may have."""
         slot = self.slots[victim]
@@ -59,6 +69,8 @@ class Scene:
         """Whether the fault would hit anything now."""
         if fault.kind in _NEEDS_FULL_ENGINE:
             return self.is_full(victim)
+        if fault.kind == schedule.CLOCKS:
+            return self.clocks is not None
         return fault.kind not in _NEEDS_REDIS or self.is_redis_up()
 
 
@@ -146,14 +158,25 @@ def _reset_s3(scene: Scene, fault: Fault) -> Undo:
     return lambda: scene.fleet.s3_proxy.set(Mode.PASS)
 
 
-def _shift_clocks(scene: Scene, fault: Fault) -> Undo | None:
-    redis_clock, workers_clock = scene.fleet.redis_clock, scene.fleet.workers_clock
-    if redis_clock is None or workers_clock is None:
-        return None
-    redis_clock.set(fault.strength * REDIS_JUMP_S)
-    workers_clock.set(-fault.strength * WORKERS_JUMP_S)
+def _shake_clocks(scene: Scene, fault: Fault) -> Undo:
+    """Forward and back, again and again, the two against one another."""
+    assert scene.clocks
+    redis_clock, workers_clock = scene.clocks
+    dice = random.Random(fault.strength)
+    over = threading.Event()
+
+    def shake() -> None:
+        while not over.is_set():
+            redis_clock.set(dice.uniform(-REDIS_OFF_S, REDIS_OFF_S))
+            workers_clock.set(dice.uniform(-WORKERS_OFF_S, WORKERS_OFF_S))
+            over.wait(JITTER_EVERY_S)
+
+    thread = threading.Thread(target=shake, daemon=True)
+    thread.start()
 
     def set_right() -> None:
+        over.set()
+        thread.join()
         redis_clock.set(0.0)
         workers_clock.set(0.0)
 
@@ -173,5 +196,5 @@ _INJECTIONS: dict[str, Callable[[Scene, Fault], Undo | None]] = {
     schedule.S3_503: _make_s3_answer_503,
     schedule.S3_LOST: _lose_s3_replies,
     schedule.S3_RESET: _reset_s3,
-    schedule.CLOCKS: _shift_clocks,
+    schedule.CLOCKS: _shake_clocks,
 }

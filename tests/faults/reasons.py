@@ -13,16 +13,20 @@ from tests.faults import schedule
 from tests.faults.token_log import Remade, Request
 
 UNNOTED_S = 0.5  # an answer and the kill of its worker so near: it may not have been noted yet
+TAKEN_S = 6.0  # after a flush: by then its holder has renewed, heard that it lost, and noted again
 CUT_S = 3.0  # an engine notices within so long that whoever asked is gone
 UNSYNCED_S = 2.5  # of an append-only file that is synced every second
+PAUSES_S = 8.0  # who met Redis silent asks it again after so long, at most
 NOTED_AGAIN_S = 8.0  # after a flush a holder claims again, and notes again with its next answer
-REDIS_AWAY = (schedule.REDIS_KILL, schedule.REDIS_RESTART, schedule.REDIS_FREEZE)
 KILLS = (schedule.KILL, schedule.ENGINE_KILL, schedule.ENGINE_HANG)
 
 # Why tokens were made again: beside "in flight: " and a fault.
 LOST_WITH_REDIS = "its note was lost with Redis"
 NOT_NOTED = "its worker left while Redis was away"
+TAKEN_IN_A_FLUSH = "after a flush another claimed its batch before its holder did"
 UNEXPLAINED = "for no reason that happened"
+# A note is Redis' to keep: what it lost or could not take is not "made again though it was noted".
+WITHOUT_NOTES = (LOST_WITH_REDIS, NOT_NOTED, TAKEN_IN_A_FLUSH)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +78,9 @@ def _reason_of_answered(answered: Request, again: Request, happened: list[Happen
         is_orphan = bool(ends) and ends[0] < fault.at_s + NOTED_AGAIN_S
         if fault.kind == schedule.FLUSHALL and is_between and is_orphan:
             return LOST_WITH_REDIS
+        is_soon = again.started_s < fault.at_s + TAKEN_S and again.engine != answered.engine
+        if fault.kind == schedule.FLUSHALL and is_between and is_soon and not ends:
+            return TAKEN_IN_A_FLUSH
         is_unsynced = fault.at_s - UNSYNCED_S < answered_s < fault.at_s
         if fault.kind == schedule.REDIS_KILL and is_unsynced and ends:
             return LOST_WITH_REDIS
@@ -87,7 +94,8 @@ def _reason_of_answered(answered: Request, again: Request, happened: list[Happen
 def _is_redis_away(at_s: float, happened: list[Happened]) -> bool:
     """Or was a moment ago: who met it silent tries again only after a pause."""
     return any(
-        fault.kind in REDIS_AWAY and fault.at_s - UNNOTED_S < at_s < fault.at_s + fault.hold_s + 8
+        fault.kind in schedule.REDIS_AWAY
+        and fault.at_s - UNNOTED_S < at_s < fault.at_s + fault.hold_s + PAUSES_S
         for fault in happened
     )
 

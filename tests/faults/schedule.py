@@ -23,7 +23,7 @@ FLUSHALL = "redis FLUSHALL"
 S3_503 = "s3 answers 503"
 S3_LOST = "s3 replies lost"
 S3_RESET = "s3 connections reset"
-CLOCKS = "clocks jump"
+CLOCKS = "clocks jitter"
 
 KILLS_SHARE = 0.35  # of all faults; the law wants 0.3
 OTHERS = {
@@ -40,6 +40,9 @@ OTHERS = {
     S3_RESET: 2,
     CLOCKS: 2,
 }
+REDIS_AWAY = (REDIS_KILL, REDIS_RESTART, REDIS_FREEZE)
+# What all workers lean on, or a clock that leases run by.
+SHARED = (*REDIS_AWAY, FLUSHALL, S3_503, S3_LOST, S3_RESET, CLOCKS)
 
 
 @dataclass(frozen=True, slots=True)

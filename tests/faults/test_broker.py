@@ -9,6 +9,7 @@ import sys
 import time
 import uuid
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,7 +20,7 @@ from dflash_workers.contract.records import RunSpec
 from producer.audit import audit
 from tests.faults.fleet import Fleet
 from tests.faults.processes import Process, until
-from tests.faults.runs import FaultRun, prompts
+from tests.faults.runs import KEPT_SLOT, FaultRun, prompts
 from tests.planned import prompt
 
 pytestmark = pytest.mark.slow
@@ -48,9 +49,10 @@ def test_a_busy_and_then_idle_worker_survives_five_restarts_of_redis_in_three_se
 
 @pytest.mark.parametrize("how", ["by the network", "by Redis"])
 def test_a_worker_whose_idle_connections_are_cut_takes_the_next_batch(
-    fleet: Fleet, run: FaultRun, how: str
+    fleet: Fleet, shared_run: FaultRun, how: str
 ) -> None:
-    run.worker()
+    run = shared_run
+    run.keep_worker()
     time.sleep(1)  # idle, its consumer in a blocking read
 
     if how == "by the network":
@@ -60,20 +62,21 @@ def test_a_worker_whose_idle_connections_are_cut_takes_the_next_batch(
     time.sleep(1)
     (message,) = run.add(prompts(run, 4, how))
 
-    run.wait_with_supervisor("w1", message, timeout_s=60)
+    run.wait_with_supervisor(KEPT_SLOT, message, timeout_s=60)
 
 
 def test_a_worker_takes_work_again_within_a_minute_after_redis_was_silent(
-    fleet: Fleet, run: FaultRun
+    fleet: Fleet, shared_run: FaultRun
 ) -> None:
-    run.worker()
+    run = shared_run
+    run.keep_worker()
 
     fleet.redis.send(signal.SIGSTOP)
     time.sleep(35)  # longer than every timeout of its connections
     fleet.redis.send(signal.SIGCONT)
     (message,) = run.add(prompts(run, 4, "after the silence"))
 
-    run.wait_with_supervisor("w1", message, timeout_s=60)
+    run.wait_with_supervisor(KEPT_SLOT, message, timeout_s=60)
 
 
 def test_a_hint_that_comes_four_times_is_worked_on_once(fleet: Fleet, run: FaultRun) -> None:
@@ -92,9 +95,10 @@ def test_a_hint_that_comes_four_times_is_worked_on_once(fleet: Fleet, run: Fault
 
 
 def test_a_batch_longer_than_any_visibility_timeout_has_no_message_to_be_restored(
-    fleet: Fleet, run: FaultRun
+    fleet: Fleet, shared_run: FaultRun
 ) -> None:
-    run.worker()
+    run = shared_run
+    run.keep_worker()
     (message,) = run.add(prompts(run, 2, "tokens=250"))
 
     until(lambda: len(fleet.engine().running()) == 2)
@@ -102,6 +106,14 @@ def test_a_batch_longer_than_any_visibility_timeout_has_no_message_to_be_restore
     assert fleet.hints.redis.hlen("unacked") == 0
     assert fleet.hints.redis.zcard("unacked_index") == 0
     run.wait(message)
+
+
+def test_the_visibility_timeout_of_the_settings_is_the_one_of_the_live_channel(
+    fleet: Fleet,
+) -> None:
+    with fleet.hints.app.connection_for_read() as connection:
+        channel: Any = connection.default_channel  # of kombu's Redis transport
+        assert channel.visibility_timeout == 6 * 3600
 
 
 def test_no_batch_is_lost_by_workers_told_to_go_again_and_again(
@@ -122,9 +134,10 @@ def test_no_batch_is_lost_by_workers_told_to_go_again_and_again(
 
 
 def test_a_hint_of_a_batch_that_is_done_asks_the_engine_nothing(
-    fleet: Fleet, run: FaultRun
+    fleet: Fleet, shared_run: FaultRun
 ) -> None:
-    run.worker()
+    run = shared_run
+    run.keep_worker()
     (message,) = run.add(prompts(run, 4, "once"))
     run.wait(message)
     inflight = fleet.hints.keys.inflight(run.name)
@@ -140,9 +153,10 @@ def test_a_hint_of_a_batch_that_is_done_asks_the_engine_nothing(
 
 
 def test_a_full_redis_stops_hints_with_a_clear_error_and_no_batch_that_runs(
-    fleet: Fleet, run: FaultRun
+    fleet: Fleet, shared_run: FaultRun
 ) -> None:
-    run.worker()
+    run = shared_run
+    run.keep_worker()
     (running,) = run.add(prompts(run, 4, "tokens=250"))
     until(lambda: len(fleet.engine().running()) == 4)
 
@@ -156,12 +170,13 @@ def test_a_full_redis_stops_hints_with_a_clear_error_and_no_batch_that_runs(
         fleet.hints.redis.config_set("maxmemory", "0")
     run.reconcile()
 
-    run.wait_with_supervisor("w1", *planned, timeout_s=60)
+    run.wait_with_supervisor(KEPT_SLOT, *planned, timeout_s=60)
     run.prove()
 
 
-def test_redis_keeps_nothing_of_batches_that_are_done(fleet: Fleet, run: FaultRun) -> None:
-    run.worker()
+def test_redis_keeps_nothing_of_batches_that_are_done(fleet: Fleet, shared_run: FaultRun) -> None:
+    run = shared_run
+    run.keep_worker()
     first = run.add(*[prompts(run, 2, f"a{number}") for number in range(5)])
     run.wait(*first)
     until(lambda: run.keys_of_batches() == [])
@@ -175,17 +190,13 @@ def test_redis_keeps_nothing_of_batches_that_are_done(fleet: Fleet, run: FaultRu
     assert list(fleet.hints.redis.scan_iter("celery-task-meta-*")) == []
 
 
-def test_events_that_nobody_reads_do_not_pile_up(fleet: Fleet, run: FaultRun) -> None:
-    run.worker()
+def test_events_that_nobody_reads_do_not_pile_up(fleet: Fleet, shared_run: FaultRun) -> None:
+    run = shared_run
+    run.keep_worker()
 
     run.wait(*run.add(*[prompts(run, 1, f"{number}") for number in range(20)]))
 
-    lists = [
-        key
-        for key in fleet.hints.redis.scan_iter("*celeryev*")
-        if fleet.hints.redis.type(key) == b"list"
-    ]
-    assert lists == []
+    assert list(fleet.hints.redis.scan_iter("*celeryev*", _type="list")) == []
 
 
 def test_a_worker_told_to_go_while_redis_is_away_goes_and_its_batch_is_not_lost(
@@ -259,11 +270,11 @@ def test_a_producer_killed_half_way_and_run_again_plans_and_hints_each_prompt_on
 
 def _queued_ids(fleet: Fleet) -> list[str]:
     """The batch of every message in any list of any queue."""
-    ids = []
-    for key in fleet.hints.redis.scan_iter("generate.*", _type="list"):
-        for message in fleet.hints.redis.lrange(key, 0, -1):
-            ids.append(json.loads(message)["headers"]["id"])
-    return ids
+    return [
+        json.loads(message)["headers"]["id"]
+        for key in fleet.hints.redis.scan_iter("generate.*", _type="list")
+        for message in fleet.hints.redis.lrange(key, 0, -1)
+    ]
 
 
 def test_a_worker_that_was_stopped_longer_than_its_lease_finds_the_batch_done_and_stops(

@@ -14,6 +14,7 @@ from pathlib import Path
 import orjson
 import pytest
 
+from dflash_workers.goodbye import ECHO_S
 from tests.faults.fleet import Fleet
 from tests.faults.processes import until
 from tests.faults.runs import FaultRun, prompts
@@ -23,6 +24,7 @@ pytestmark = pytest.mark.slow
 GOODBYE_S = 2.0  # from the signal to the batch at hand for others
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_worker_told_to_go_hands_its_batches_on_within_two_seconds_and_no_token_is_lost(
     fleet: Fleet, run: FaultRun, number: signal.Signals
@@ -47,15 +49,16 @@ def test_a_worker_told_to_go_hands_its_batches_on_within_two_seconds_and_no_toke
     assert any(request.num_given for request in run.asked())
 
 
+@pytest.mark.alone
 def test_a_second_signal_leaves_at_once_and_the_batch_comes_back(
     fleet: Fleet, run: FaultRun
 ) -> None:
-    worker = run.worker("w1", engine="slow")
+    worker = fleet.worker("w1", run.settings(fleet.engine("slow")), grace_s=60)
     (message,) = run.add(prompts(run, 2, "tokens=250"))
     until(lambda: len(fleet.engine("slow").running()) == 2)
 
     worker.send(signal.SIGTERM)
-    time.sleep(0.02)
+    time.sleep(ECHO_S + 0.1)
     started = time.monotonic()
     worker.send(signal.SIGTERM)
     worker.wait(10)
@@ -64,6 +67,21 @@ def test_a_second_signal_leaves_at_once_and_the_batch_comes_back(
     run.wait(message)
 
     assert took_s < 1
+    run.prove()
+
+
+def test_a_signal_that_comes_twice_in_one_moment_is_one_wish(fleet: Fleet, run: FaultRun) -> None:
+    worker = run.worker("w1", engine="slow")
+    (message,) = run.add(prompts(run, 2, "tokens=250"))
+    until(lambda: len(fleet.engine("slow").running()) == 2)
+
+    worker.send(signal.SIGTERM)
+    time.sleep(0.02)
+    worker.send(signal.SIGTERM)
+
+    assert worker.wait(10) == 0
+    run.worker("w2")
+    run.wait(message)
     run.prove()
 
 
@@ -81,6 +99,7 @@ def test_celerys_cold_shutdown_gives_the_batch_back_as_well(fleet: Fleet, run: F
     assert "NotImplementedError" not in worker.tail()
 
 
+@pytest.mark.alone
 def test_an_idle_worker_told_to_go_is_gone_in_seconds(run: FaultRun) -> None:
     worker = run.worker()
 
@@ -89,6 +108,22 @@ def test_an_idle_worker_told_to_go_is_gone_in_seconds(run: FaultRun) -> None:
 
     assert worker.wait(20) == 0
     assert time.monotonic() - started < 4
+
+
+def test_a_worker_whose_prompts_end_within_its_grace_commits_them_and_leaves_then(
+    fleet: Fleet, run: FaultRun
+) -> None:
+    worker = fleet.worker("w1", run.settings(fleet.engine()), grace_s=60)
+    (message,) = run.add(prompts(run, 4, "tokens=150"))
+    until(lambda: len(fleet.engine().running()) == 4)
+
+    started = time.monotonic()
+    worker.send(signal.SIGTERM)
+
+    assert worker.wait(30) == 0
+    assert time.monotonic() - started < 15
+    assert run.is_done([message])
+    assert [request.outcome for request in run.asked()] == ["stop"] * 4
 
 
 class _Metadata(http.server.BaseHTTPRequestHandler):
@@ -127,6 +162,7 @@ def metadata_url() -> Iterator[str]:
         thread.join()
 
 
+@pytest.mark.alone
 def test_a_clouds_spot_notice_makes_a_worker_hand_its_batch_on_and_leave(
     fleet: Fleet, run: FaultRun, metadata_url: str
 ) -> None:

@@ -22,12 +22,14 @@ pytestmark = pytest.mark.slow
 AWAY_S = 20.0  # from the kill to the batch at work elsewhere
 
 
+@pytest.mark.alone
 def test_a_dead_workers_batch_runs_elsewhere_within_20_s_and_1000_waiting_ones_do_not_delay_it(
     fleet: Fleet, run: FaultRun
 ) -> None:
-    victim = run.worker("victim", engine="slow", module=LONG)
+    victim = run.worker("victim", engine="still", module=LONG)
     (held,) = run.add(prompts(run, 8, "tokens=250 held"))
-    until(lambda: len(fleet.engine("slow").running()) == 8)
+    until(lambda: len(fleet.engine("still").running()) == 8)
+    fleet.engine("still").set_mode("hang")  # or the batch might end before its worker is killed
     run.worker("heir", module=LONG)
     run.add(*[prompts(run, 1, f"waiting {number}") for number in range(1000)])
     until(lambda: len(run.committed()) > 3)
@@ -100,6 +102,7 @@ def test_a_worker_whose_engine_is_killed_does_not_disturb_the_others(
     assert {request.outcome for request in others} == {"stop"}
 
 
+@pytest.mark.alone
 def test_the_engine_is_kept_full_while_batches_wait(fleet: Fleet, run: FaultRun) -> None:
     messages = run.add(
         *[
@@ -119,9 +122,10 @@ def test_the_engine_is_kept_full_while_batches_wait(fleet: Fleet, run: FaultRun)
 
 
 def test_a_batch_whose_plan_is_broken_is_buried_and_the_next_one_is_done(
-    fleet: Fleet, run: FaultRun
+    fleet: Fleet, shared_run: FaultRun
 ) -> None:
-    run.worker()
+    run = shared_run
+    run.keep_worker()
     unplanned = BatchMessage(run.name, 7, "0123456789abcdef")
     planned = run.plan.add(prompts(run, 2, "sound"))
 

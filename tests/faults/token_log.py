@@ -29,6 +29,7 @@ class Request:
     end: int  # place in the answer that it got to
     moved_s: float  # when
     outcome: str = "cut off"  # stop | length | abort: sent; left: its client was gone
+    first_s: float | None = None  # when its first token was sampled
 
     @property
     def is_answered(self) -> bool:
@@ -79,7 +80,9 @@ def _take_in(entry: dict[str, Any], engine: str, requests: dict[str, Request]) -
             rid, engine, question, message, entry["t"], given, given, entry["t"]
         )
     for rid, _, _, end in entry.get("made", []):
-        requests[rid].end, requests[rid].moved_s = end, entry["t"]
+        request = requests[rid]
+        request.end, request.moved_s = end, entry["t"]
+        request.first_s = request.first_s or entry["t"]
     if sent := entry.get("sent"):
         requests[sent[0]].outcome = sent[1]
     if left := entry.get("left"):
