@@ -34,7 +34,8 @@ from dflash_workers.server import EngineConfig, start_engine, wait_until_ready
 from dflash_workers.staging import is_staged
 from producer.api import EnqueueOptions, Run, RunOptions
 from producer.rejected import rejections
-from trainer.cli import export_checkpoint, make_shards, measure_drafter, train_drafter
+from trainer.cli.drafter import export_checkpoint, measure_drafter, train_drafter
+from trainer.cli.tokens import make_shards
 
 app = typer.Typer()
 
@@ -297,7 +298,7 @@ def train(setup: Demo) -> Facts:
 def export_and_measure(setup: Demo) -> Facts:
     """What is exported is what is measured."""
     if not setup.export.exists():
-        export_checkpoint(setup.checkpoints, setup.export)
+        export_checkpoint(setup.checkpoints, setup.export, check_with=setup.settings)
     with err.status("decoding held-out prompts, plain and with the drafter"):
         found = measure_drafter(
             setup.settings, setup.export, setup.num_heldout, setup.max_new_tokens
