@@ -97,14 +97,17 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--out", type=Path, help="folder for the results of a full run")
     parser.add_argument("--peer-step-ms", type=float, help="a peer's fastest step in this call")
     parser.add_argument("--peer-peak-gib", type=float, help="a peer's lowest peak in this call")
+    parser.add_argument("--markov-rank", type=int, default=0, help="of a DSpark head; 0: plain")
     options = parser.parse_args(arguments)
     if options.quick:
-        print_figures([Figure("drafter.quick_step_ms", quick_step_ms(), None, "lower", "ms")])
+        step_ms = quick_step_ms(options.markov_rank)
+        print_figures([Figure("drafter.quick_step_ms", step_ms, None, "lower", "ms")])
         return 0
     if not torch.cuda.is_available():
         print("a full run needs a CUDA GPU: try --quick", file=sys.stderr)
         return 1
-    case = Case(QWEN3_8B, 3072, 512, torch.device("cuda"), torch.bfloat16)
+    config = dataclasses.replace(QWEN3_8B, markov_rank=options.markov_rank)
+    case = Case(config, 3072, 512, torch.device("cuda"), torch.bfloat16)
     measured = measure(case)
     peer = Peer(options.peer_step_ms, options.peer_peak_gib) if options.peer_step_ms else None
     figures = figures_of(case, measured, peer)
@@ -113,13 +116,14 @@ def main(arguments: list[str]) -> int:
         found = circumstances(
             torch.cuda.get_device_name(), ("torch", "triton", "transformers", "numpy")
         )
-        name = f"drafter_step_{found.machine.split()[-1].lower()}"
+        head = "dspark_" if config.markov_rank else ""
+        name = f"drafter_step_{head}{found.machine.split()[-1].lower()}"
         title, prose = "The drafter's training step", details_of(case, measured)
         write_figures(options.out, name, title, figures, found, prose)
     return 0
 
 
-def quick_step_ms() -> float:
+def quick_step_ms(markov_rank: int) -> float:
     """A rehearsal: that all of it runs, on a CPU in fp32."""
     config = dataclasses.replace(
         QWEN3_8B,
@@ -133,6 +137,7 @@ def quick_step_ms() -> float:
         target_layer_ids=[1, 33],
         vocab_size=1_000,
         mask_token_id=999,
+        markov_rank=markov_rank,
     )
     case = Case(config, 256, 16, torch.device("cpu"), torch.float32)
     objective = build_objective(case)
@@ -259,7 +264,8 @@ def details_of(case: Case, measured: Measured) -> str:
         [
             f"Forward, loss and backward: hidden {config.hidden_size}, {config.num_layers} layers, "
             f"blocks of {config.block_size}, {case.num_anchors} anchors in {case.row_len} tokens, "
-            f"vocabulary {config.vocab_size}, {case.dtype}; median of {NUM_TIMED} steps "
+            f"vocabulary {config.vocab_size}, head of rank {config.markov_rank}, {case.dtype}; "
+            f"median of {NUM_TIMED} steps "
             f"({min(measured.step_ms):.1f} to {max(measured.step_ms):.1f} ms), other anchors in "
             "each. The peak holds weights, gradients, embedding and head.",
             "",

@@ -7,6 +7,7 @@ Asks for no fixture, so that it runs where torch and transformers are all there 
 from __future__ import annotations
 
 import copy
+import dataclasses
 from collections.abc import Iterator
 
 import pytest
@@ -15,6 +16,7 @@ from torch import Tensor
 
 from trainer.drafter.blocks import BlockBatch
 from trainer.drafter.config import FULL, SLIDING, DrafterConfig
+from trainer.drafter.heads import MarkovHead
 from trainer.drafter.leaks import ProbeShape, check_leaks
 from trainer.drafter.loss import LossRecipe, LossSums
 from trainer.drafter.model import Drafter
@@ -84,10 +86,12 @@ def objective_of(drafter: Drafter, device: str, dtype: torch.dtype) -> Objective
     return Objective(copy.deepcopy(drafter).to(device, dtype), ends, LossRecipe(7.0, chunk_rows=99))
 
 
-def rough_drafter() -> Drafter:
-    drafter = Drafter(CONFIG)
+def rough_drafter(markov_rank: int = 0) -> Drafter:
+    drafter = Drafter(dataclasses.replace(CONFIG, markov_rank=markov_rank))
     start_at_random(drafter, 0)
     with torch.no_grad():
+        if isinstance(drafter.markov_head, MarkovHead):
+            drafter.markov_head.markov_w2.weight.normal_(std=0.02)
         for parameter in drafter.parameters():
             if parameter.dim() == 2:
                 parameter.mul_(4)  # far from linear, so that differences show
@@ -112,13 +116,14 @@ def error(got: Tensor, wanted: Tensor) -> float:
     return float((got.float().cpu() - wanted).norm() / wanted.norm())
 
 
+@pytest.mark.parametrize("markov_rank", [0, 8], ids=["plain", "dspark"])
 @pytest.mark.parametrize(
     ("dtype", "tolerance"), [(torch.float32, 1e-4), (torch.bfloat16, 4e-2)], ids=["fp32", "bf16"]
 )
 def test_loss_and_gradients_are_those_of_the_plain_modules_in_fp32(
-    dtype: torch.dtype, tolerance: float
+    dtype: torch.dtype, tolerance: float, markov_rank: int
 ) -> None:
-    drafter = rough_drafter()
+    drafter = rough_drafter(markov_rank)
     plain, compiled = (
         objective_of(drafter, "cpu", torch.float32),
         objective_of(drafter, "cuda", dtype),
