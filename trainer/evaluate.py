@@ -1,10 +1,11 @@
 """Does the drafter help: tokens per verify step on held-out prompts, against an untrained one.
 
 Used by the `evaluate` verb and by demo.py, on an export of drafter/export.py. The trained drafter
-decodes for real, and its replies must be the target's own, token by token; a difference where the
-target's two best logits are less than TIE apart is a tie, any other is a fault. The untrained one,
-which training began with, is judged along the same replies: the same measure, and quick. Replies
-that end in a loop are left out: they are easy to guess and nobody wants them.
+decodes for real. At temperature 0 its replies must be the target's own, token by token; a
+difference where the target's two best logits are less than TIE apart is a tie, any other is a
+fault. At a higher one they are samples, which nothing can be compared with. The untrained drafter,
+which training began with, is judged along the same replies: the same measure, and quick. Prompts
+whose greedy reply ends in a loop are left out: they are easy to guess and nobody wants them.
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ from trainer.drafter.model import Drafter
 from trainer.drafter.speculate import (
     GreedyReply,
     Limits,
+    Sampler,
     accepted_along,
+    best_ids,
     decode_greedily,
     decode_speculatively,
 )
@@ -32,6 +35,7 @@ from trainer.online.target import FrozenTarget, load_target
 
 TIE = 1e-4  # logits
 NUM_RESAMPLES = 10_000
+SEED = 0  # of replies at a temperature
 PROMPTS_AT_ONCE = 16  # of the target's own decoding
 
 
@@ -60,6 +64,7 @@ def evaluate(
     limits: Limits,
     *,
     start: Start,
+    temperature: float = 0.0,
 ) -> Evaluation:
     """Measure on prompts that were not trained on. Raises NotEnough where all replies are loops."""
     began = time.monotonic()
@@ -71,11 +76,18 @@ def evaluate(
     untrained = untrained_drafter(drafter.config, start, target.layers, target.norm)
     untrained.to(device).eval()
     replies = _decode_plainly(target, prompts, limits)
-    judged = [(p, r) for p, r in zip(prompts, replies, strict=True) if _can_be_judged(r)]
+    choose = Sampler(temperature, SEED, device) if temperature else best_ids
+    drafted = [
+        (p, plain, decode_speculatively(target, drafter, p, limits, choose))
+        for p, plain in zip(prompts, replies, strict=True)
+        if _can_be_judged(plain)
+    ]
+    judged = [(p, plain, reply) for p, plain, reply in drafted if reply.tokens_by_step]
     if not judged:
         raise NotEnough(f"none of {len(prompts)} replies can be judged: all loop or are empty")
-    before = [_mean(accepted_along(target, untrained, p, r.ids)) for p, r in judged]
-    after, partings = _decode_all(target, drafter, judged, limits)
+    before = [_mean(accepted_along(target, untrained, p, reply.ids)) for p, _, reply in judged]
+    after = [_mean(reply.tokens_by_step) for _, _, reply in judged]
+    partings = [] if temperature else [parting_gap(plain, r.ids) for _, plain, r in judged]
     low, high = bootstrap_interval(np.array(after) - np.array(before))
     num_loops = sum(is_repetitive(r.ids) for r in replies)
     return Evaluation(
@@ -121,20 +133,6 @@ def _decode_plainly(
 
 def _can_be_judged(reply: GreedyReply) -> bool:
     return len(reply.ids) > 1 and not is_repetitive(reply.ids)
-
-
-def _decode_all(
-    target: FrozenTarget,
-    drafter: Drafter,
-    judged: list[tuple[Sequence[int], GreedyReply]],
-    limits: Limits,
-) -> tuple[list[float], list[float | None]]:
-    lengths, partings = [], []
-    for prompt, plain in judged:
-        reply = decode_speculatively(target, drafter, prompt, limits)
-        lengths.append(_mean(reply.tokens_by_step))
-        partings.append(parting_gap(plain, reply.ids))
-    return lengths, partings
 
 
 def _mean(values: Sequence[float]) -> float:

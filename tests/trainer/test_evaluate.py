@@ -39,6 +39,22 @@ def test_an_untrained_drafter_gains_nothing_and_breaks_nothing(
     assert (measured.num_faults, measured.num_loops, measured.num_prompts) == (0, 0, 2)
 
 
+def test_at_a_temperature_replies_are_samples_and_no_fault(
+    qwen_dir: Path, untrained: Drafter
+) -> None:
+    prompts = [[11, 12, 13, 14], [200, 7, 31]]
+    limits = Limits(16, frozenset())
+
+    first, second = (
+        evaluate(str(qwen_dir), untrained, prompts, limits, start=Start(seed=1), temperature=1.0)
+        for _ in range(2)
+    )
+
+    assert first.by_prompt == second.by_prompt
+    assert (first.num_faults, first.num_ties, first.num_prompts) == (0, 0, 2)
+    assert first.accept_length >= 1.0
+
+
 def test_without_a_prompt_there_is_nothing_to_measure(qwen_dir: Path, untrained: Drafter) -> None:
     with pytest.raises(NotEnough):
         evaluate(str(qwen_dir), untrained, [], Limits(16, frozenset()), start=Start(seed=0))

@@ -56,6 +56,7 @@ def evaluate(
     model: ModelDir = "",
     num_prompts: Annotated[int, typer.Option(min=1, help="Held-out prompts, at most.")] = 12,
     max_new_tokens: Annotated[int, typer.Option(min=2, help="Per reply.")] = 64,
+    temperature: Annotated[float, typer.Option(min=0, help="Of the target's choices.")] = 0.0,
     as_json: AsJson = False,
 ) -> None:
     """Measure tokens per verify step on a run's held-out prompts, trained against untrained.
@@ -64,7 +65,9 @@ def evaluate(
     --model ./smollm2 --drafter ./export
     """
     settings = load_settings({"run": run, "model": model})
-    measured = measure_drafter(settings, drafter, num_prompts, max_new_tokens)
+    measured = measure_drafter(
+        settings, drafter, num_prompts, max_new_tokens, temperature=temperature
+    )
     report(dataclasses.asdict(measured), as_json=as_json)
     if measured.num_faults:
         raise typer.Exit(ExitCode.SOME_REFUSED)
@@ -142,7 +145,12 @@ def export_checkpoint(
 
 
 def measure_drafter(
-    settings: Settings, drafter: Path, num_prompts: int, max_new_tokens: int
+    settings: Settings,
+    drafter: Path,
+    num_prompts: int,
+    max_new_tokens: int,
+    *,
+    temperature: float = 0.0,
 ) -> Evaluation:
     """`evaluate` on the run's first held-out prompts."""
     samples, stop_ids = heldout_samples(settings)
@@ -160,5 +168,6 @@ def measure_drafter(
         prompts[:num_prompts],
         late("trainer.drafter.speculate").Limits(max_new_tokens, frozenset(stop_ids)),
         start=start,
+        temperature=temperature,
     )
     return measured

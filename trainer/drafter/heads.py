@@ -20,7 +20,6 @@ X blocks, K block size, N drafts of a block, D hidden, R rank, V vocab.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -34,19 +33,21 @@ class Correction:
     table_VR: Tensor
 
 
-class Head(Protocol):
+class Head(nn.Module):
     """How states become drafts."""
 
     first_offset: int  # of the states that speak for a token, within a block
 
     def correction(self, before_N: Tensor) -> Correction | None:
         """For rows whose token before is known; None: nothing is added."""
+        raise NotImplementedError
 
     def draft(self, hidden_XKD: Tensor, anchors_X: Tensor, head_VD: Tensor) -> Tensor:
         """The best ids, [X, N], behind the anchors' ids."""
+        raise NotImplementedError
 
 
-class PlainHead(nn.Module):
+class PlainHead(Head):
     """Nothing but the target's head."""
 
     first_offset = 1
@@ -58,7 +59,7 @@ class PlainHead(nn.Module):
         return _logits(hidden_XKD[:, self.first_offset :], head_VD).argmax(-1)
 
 
-class MarkovHead(nn.Module):
+class MarkovHead(Head):
     """A table from each token to what may follow it, in two thin matrices."""
 
     first_offset = 0
@@ -80,7 +81,7 @@ class MarkovHead(nn.Module):
         return torch.stack(drafts[1:], dim=1)
 
 
-def make_head(vocab_size: int, markov_rank: int) -> PlainHead | MarkovHead:
+def make_head(vocab_size: int, markov_rank: int) -> Head:
     """The head of that rank; 0: the plain one."""
     return MarkovHead(vocab_size, markov_rank) if markov_rank else PlainHead()
 
