@@ -1,8 +1,8 @@
 """`dflash-fleet node`: a GPU machine as a working member of the fleet, and what is asked of it.
 
 Mounted by fleet.py. `node --run R` is `node start --run R`; stop, status, logs and leave find the
-node by its folder. A verb's parameters are its flags, however many. Redis, S3 and the run come from
-the settings, so that a new machine needs nothing but these.
+node by its folder. A verb's parameters are its flags, however many, which makes this file long.
+Redis, S3 and the run come from the settings, so that a new machine needs nothing but these.
 """
 
 from __future__ import annotations
