@@ -11,7 +11,7 @@ TORCH_INDEX_URL ?=
 unexport PYTHONDONTWRITEBYTECODE
 
 # Test processes at once. Most tests wait for others' processes more than they compute.
-JOBS ?= 3
+JOBS ?= 2
 
 # Both venvs and the demo's state, in GB: with a CPU build of torch, and with PyPI's.
 NEEDED_GB := $(if $(TORCH_INDEX_URL),6,12)

@@ -90,6 +90,10 @@ def worker(
 
     Example: dflash-fleet worker --run qwen3-8b --model /models/Qwen3-8B
     """
+    if queue and (engine_url or engine_dialect or max_in_flight or idle_exit_s):
+        raise BadInput(
+            f"--queue {queue} has no engine: only --run, --model and --batches go with it"
+        )
     if queue:
         _become_tokenizer(queue, load_settings({"run": run, "model": model}), batches or 1)
     set_up_logs()

@@ -28,6 +28,7 @@ from dflash_workers.contract.store import Store
 from dflash_workers.throughput import WINDOW_S, Noted, Stretch, prompts_per_s, read_noted
 
 LEASE_S = 15
+RUNNING = "running"  # the status of a run with batches that have no commit
 _NUM_READERS = 8
 
 
@@ -111,7 +112,7 @@ class Meter:
 
     def _finish(self, noted: Sequence[Noted], now: float) -> Progress:
         is_idle = self._planned <= self._committed
-        status = "running" if not is_idle else "done" if self.is_sealed else "waiting"
+        status = RUNNING if not is_idle else "done" if self.is_sealed else "waiting"
         elapsed_s = (self._finished_at if is_idle else now) - self._started_at
         elapsed_s = max(elapsed_s, 0.0) if self._started_at else 0.0
         rate = self._rate(noted, now)

@@ -13,7 +13,7 @@ from dflash_workers.contract.hints import Hints, translated_redis
 from dflash_workers.contract.plan import read_spec
 from dflash_workers.contract.records import Json, encode
 from dflash_workers.contract.store import Store
-from dflash_workers.progress import Meter
+from dflash_workers.progress import RUNNING, Meter
 from dflash_workers.throughput import read_noted
 
 
@@ -27,6 +27,8 @@ def read_status(store: Store, hints: Hints, run: str) -> Json:
     progress = encode(meter.measure(noted))
     if state is not RunState.ACTIVE:
         progress["eta_hours"] = None
+        if progress["status"] == RUNNING:
+            progress["status"] = state.value
     with translated_redis(hints.where):
         return {
             "run": run,

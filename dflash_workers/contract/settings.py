@@ -76,7 +76,10 @@ class Settings:
 
     def public_redis_url(self) -> str:
         """The Redis URL without user, password and options, for messages."""
-        return re.sub(r"//.*@", "//***@", self.broker_url).partition("?")[0]
+        before, at, where = self.broker_url.rpartition("@")
+        scheme = re.match(r"[a-z]+://", before)
+        shown = f"{scheme[0] if scheme else ''}***@{where}" if at else where
+        return shown.partition("?")[0]
 
     def environment(self) -> dict[str, str]:
         """These settings as DFLASH_* variables, for a child process."""

@@ -46,6 +46,7 @@ def test_a_run_that_does_not_go_on_says_so_and_promises_no_end(
     status = read_status(store, hints, plan.spec.run)
 
     assert status["state"] == state
+    assert status["status"] == ("running" if state == "active" else state)
     assert (status["eta_hours"] is None) == (state != "active")
 
 

@@ -20,6 +20,7 @@ from dflash_workers.contract.keys import batch_name
 from dflash_workers.contract.records import encode
 from dflash_workers.contract.settings import Settings
 from dflash_workers.contract.store import Store
+from dflash_workers.pace import Patience
 from dflash_workers.tasks import take
 from dflash_workers.worker import Worker
 from tests.batches import MakeWorker, commit_of, cut_off, is_committed, left_in_redis, until, work
@@ -96,7 +97,8 @@ def test_two_workers_of_one_slot_cost_no_batch_and_no_token(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     first, second = plan.add([prompt("wait=0.6 say:a")], [prompt("wait=0.6 say:b")])
-    running = [work(make_worker("w1"), message) for message in (first, second)]
+    patient = dataclasses.replace(OPTIONS, patience=Patience(request_s=60))
+    running = [work(make_worker("w1", patient), message) for message in (first, second)]
     until(lambda: "another process is worker 'w1' too" in caplog.text)
 
     for thread in running:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dflash_workers.contract.errors import BadInput
+from dflash_workers.contract.errors import BadInput, NotEnough
 from dflash_workers.contract.settings import Settings, load_settings
 from dflash_workers.contract.store import open_store
 from dflash_workers.contract.terminal import ExitCode, err, out, progress_bar, report
@@ -109,6 +109,8 @@ def judge_run(settings: Settings, benchmarks: list[Path], overrides: list[str]) 
         found: Report = judging.report(
             lambda num, total: bar.update(task, completed=num, total=total)
         )
+    if not found.facts["num_shards"] and not found.facts["unreadable"]:
+        raise NotEnough(f"run {run!r} has no shards to judge: has `tokenize` run?")
     return found
 
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 import typer
 
 from celeryconfig import TOKENIZE_QUEUE
+from dflash_workers.contract.plan import read_spec
 from dflash_workers.contract.settings import Settings, load_settings
 from dflash_workers.contract.store import open_store
 from dflash_workers.contract.terminal import ExitCode, progress_bar, report
@@ -96,7 +97,12 @@ def compact(
 
 
 def follow_commits(settings: Settings, num_processes: int) -> NoReturn:
-    """Become a Celery worker of the tokenizers' queue, until a signal ends it."""
+    """Become a Celery worker of the tokenizers' queue, until a signal ends it.
+
+    Raises Missing where a run is named and there is none of that name.
+    """
+    if settings.run:
+        read_spec(open_store(settings), settings.run)
     options = ["--queues", TOKENIZE_QUEUE, f"--concurrency={num_processes}"]
     # A consumer that listens to other workers goes deaf with the connection (see celeryconfig).
     options += ["--without-gossip", "--without-mingle", f"--hostname=tokenize-{os.getpid()}@%h"]

@@ -103,6 +103,7 @@ def test_no_secret_is_in_a_repr() -> None:
         ("rediss://user:hush@host/0", "rediss://***@host/0"),
         ("redis://:hu@sh@host/0", "redis://***@host/0"),
         ("redis://:hu/sh@host/0", "redis://***@host/0"),
+        ("redis:/:hush@host/0", "***@host/0"),  # as people mistype it
         ("redis://host/0?password=hush", "redis://host/0"),
         ("unix://:hush@/run/redis.sock?db=1", "unix://***@/run/redis.sock"),
     ],

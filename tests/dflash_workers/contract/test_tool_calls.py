@@ -177,7 +177,7 @@ def test_json_that_may_be_an_answer_stays_one(text: str) -> None:
 def test_a_degenerate_loop_of_calls_is_read_in_no_time(piece: str) -> None:
     text = piece * 10_000
 
-    started = time.perf_counter()
+    started = time.thread_time()
     assert split_tool_calls(text, TOOLS) == (text, [])
 
-    assert time.perf_counter() - started < 2
+    assert time.thread_time() - started < 2

@@ -43,6 +43,17 @@ def test_a_run_that_fails_ends_with_exit_code_3_and_one_that_is_overridden_with_
     assert failed["num_samples"] == 60
 
 
+def test_a_run_without_shards_is_no_run_that_passed(
+    store: Store, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in replace(settings, run=RUN).environment().items():
+        monkeypatch.setenv(name, value)
+    put_run(store, [])
+
+    with pytest.raises(NotEnough, match="has `tokenize` run"):
+        CliRunner().invoke(app, ["gate"], catch_exceptions=False)
+
+
 def test_people_see_the_rules_with_their_counts(bad_run: str, tmp_path: Path) -> None:
     page = tmp_path / "gate.html"
     benchmark = tmp_path / "b.jsonl"
