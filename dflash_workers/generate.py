@@ -195,18 +195,19 @@ def _answer_all(work: Work, desk: Desk, site: Site) -> list[Fate] | Commit:
             if not _has_ended(hold, _ABORT_S):
                 answering.cancel()
                 _has_ended(hold, _CANCEL_S)
-            _note_all(work.journal, is_lost=news is News.LOST)
+            if news is News.LOST:
+                _leave_to_another(work, site)
+            else:
+                work.journal.flush()
 
 
-def _note_all(journal: Journal, *, is_lost: bool) -> None:
-    """What this process knows, for who goes on. A batch is lost after a flush of Redis, too, that
-    took what was noted before: so look what is missing.
+def _leave_to_another(work: Work, site: Site) -> None:
+    """Note what this process knows: a batch is lost after a flush of Redis, too, that took what was
+    noted before. Notes of a batch that has its commit would be left behind: they are cleared.
     """
-    if not is_lost:
-        journal.flush()
-        return
-    with suppress(QueueUnavailable):
-        journal.load()
+    with suppress(FleetError):
+        if _look(work, site):
+            _clear(work.hold.claim, site)
 
 
 def _wait(hold: Hold, rounds: Rounds) -> News:

@@ -269,6 +269,31 @@ def test_a_holder_that_lost_its_batch_in_a_flush_notes_again_what_had_ended(
     assert any(field.endswith(b":0") for field in redis_client.hkeys(journal))
 
 
+def test_a_holder_that_lost_a_batch_which_has_its_commit_leaves_no_notes(
+    plan: Plan,
+    make_worker: MakeWorker,
+    engine: FakeEngine,
+    store: Store,
+    redis_client: redis.Redis,
+    hints: Hints,
+) -> None:
+    (message,) = plan.add([prompt("say:ended"), prompt("wait=30")])
+    thread = work(make_worker(), message)
+    name = batch_name(0, message.batch)
+    lease, journal = hints.keys.lease(message.run, name), hints.keys.journal(message.run, name)
+    until(lambda: engine.running == 1 and redis_client.hlen(journal) == 1)
+
+    publish(store, *_rivals_commit(message, []))
+    with redis_client.pipeline() as clear:  # by who committed, while a third holds it
+        clear.delete(journal)
+        clear.set(lease, "another's", px=60_000)
+        clear.execute()
+
+    thread.join(10)
+    assert not thread.is_alive()
+    assert not redis_client.exists(journal)
+
+
 def _rivals_commit(message: BatchMessage, rows: list[Row]) -> tuple[Commit, bytes]:
     body, sha256 = seal_rows(rows)
     key = RunKeys(message.run).data(message.segment, message.batch, "rival")
