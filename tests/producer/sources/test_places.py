@@ -40,6 +40,7 @@ def parquet(rows: list[dict[str, str]]) -> bytes:
         ("a.parquet", parquet([{"id": "1"}, {"id": "2"}])),
         ("part-00000", b'{"id":"1"}\n{"id":"2"}\n'),
     ],
+    ids=["lines", "packed-lines", "array", "table", "parquet", "no-suffix"],
 )
 def test_an_object_is_read_as_a_file_of_its_name(
     settings: Settings, store: Store, key: str, body: bytes
