@@ -8,6 +8,7 @@ failed with CI=true.
 from __future__ import annotations
 
 import os
+import signal
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,6 +25,14 @@ from dflash_workers.contract.store import Store, open_store
 from dflash_workers.embedded import S3Login, start_redis, start_s3
 from dflash_workers.engine_venv import MARKER
 from dflash_workers.staging import stage_smollm2
+
+# Whoever starts tests in the background of a shell has these ignored, by every child as well.
+for number, handler in (
+    (signal.SIGINT, signal.default_int_handler),
+    (signal.SIGQUIT, signal.SIG_DFL),
+):
+    if signal.getsignal(number) is signal.SIG_IGN:
+        signal.signal(number, handler)
 
 BUCKET = "dflash-tests"
 ENGINE_VENV = Path(__file__).parents[1] / ".venv-engine"

@@ -142,7 +142,7 @@ def test_with_redis_away_the_watchdog_looks_all_the_same(
     with pytest.raises(QueueUnavailable):
         vitals.sweep()
 
-    assert [view.num_queued for view in views] == [None]
+    assert {view.num_queued for view in views} == {None}  # the worker's own sweep may join in
 
 
 def test_the_heartbeat_says_what_runs_though_no_message_waits(

@@ -444,8 +444,9 @@ def test_a_worker_says_at_its_start_that_its_engine_does_not_heed_the_thinking_s
     hints.offer([message], plan.queue)
 
     start("w1", *CLI)
-    until(lambda: is_committed(store, message))
+    until(lambda: "committed" in (tmp_path / "w1.log").read_text())
 
     log = (tmp_path / "w1.log").read_text()
+    assert is_committed(store, message)
     assert f"WARNING dflash_workers.opening: run {message.run!r}: {said}" in log
     assert log.index(said) < log.index("committed")
