@@ -29,7 +29,7 @@ from dflash_workers.contract.plan import read_spec
 from dflash_workers.contract.records import Refusal, Row, RunSpec
 from dflash_workers.contract.settings import Settings, load_settings
 from dflash_workers.contract.store import Store, open_store
-from producer.enqueue import queue_of, send_planned
+from producer.enqueue import Sender, queue_of
 from producer.fingerprint import (
     RunOptions,
     check_same,
@@ -65,6 +65,7 @@ class EnqueueReport:
     refused: dict[str, int]  # by reason
     num_batches: int  # new ones
     num_sent: int  # hints, those for batches of earlier calls included
+    state: str  # active | paused | cancelled: only of an active run hints are sent
     first_refusals: list[Refusal]  # the first ten
 
 
@@ -115,10 +116,12 @@ class Run:
         model's folder, for its tokenizer, in the settings. Raises BadInput.
         """
         check_redis(self.hints.redis, self.settings)
-        if Control(self.store, self.spec.run).state() is RunState.CANCELLED:
+        control = Control(self.store, self.spec.run)
+        state = control.state()
+        if state is RunState.CANCELLED:
             raise Conflict(f"run {self.spec.run!r} is cancelled: plan in another run")
-        planned, ledger = self._plan(inputs, options)
-        num_sent = self._send(planned, ledger, options.max_queued)
+        planned, sender = self._plan(inputs, options, is_active=state is RunState.ACTIVE)
+        num_sent = _finished(sender, planned)
         return EnqueueReport(
             num_rows=planned.num_rows,
             num_planned=planned.num_planned,
@@ -129,6 +132,7 @@ class Run:
             refused=dict(planned.refused),
             num_batches=planned.num_batches,
             num_sent=num_sent,
+            state=control.state().value,
             first_refusals=planned.first_refusals,
         )
 
@@ -189,23 +193,19 @@ class Run:
     ) -> None:
         self.close()
 
-    def _send(self, planned: PlanReport, ledger: Ledger, max_queued: int | None) -> int:
-        try:
-            return send_planned(ledger, self.hints, queue_of(self.spec), max_queued=max_queued)
-        except QueueUnavailable as error:
-            raise QueueUnavailable(
-                f"{planned.num_planned} new prompts are planned, but not all hints are sent: "
-                f"{error}: give the same command again"
-            ) from error
-
     def _ledger(self) -> Ledger:
         return Ledger(self.store, self.spec.run)
 
-    def _plan(self, inputs: Inputs, options: EnqueueOptions) -> tuple[PlanReport, Ledger]:
+    def _plan(
+        self, inputs: Inputs, options: EnqueueOptions, *, is_active: bool
+    ) -> tuple[PlanReport, Sender]:
         # The log may take hundreds of MB, none of which the sending of hints has to hold.
         log = read_log(self.store, self.spec.run)
+        queue = queue_of(self.spec)
+        sender = Sender(log.ledger, self.hints, queue, options.max_queued, is_active)
+        log.on_written = sender.send_segment
         outcomes = read_outcomes(inputs, options, self._rules(options), self.settings, log)
-        return plan(log, outcomes, options.plan_options()), log.ledger
+        return plan(log, outcomes, options.plan_options()), sender
 
     def _rules(self, options: EnqueueOptions) -> Rules:
         spec, model_dir = self.spec, self.settings.model
@@ -213,6 +213,17 @@ class Run:
         if tokenizer_sha256(model_dir) != spec.target.tokenizer_sha256:
             raise Conflict(f"{model_dir}: its tokenizer is not the one of run {spec.run!r}")
         return options.rules(spec.multi_turn, limits_of(spec, chat))
+
+
+def _finished(sender: Sender, planned: PlanReport) -> int:
+    """How many hints are sent, when all are."""
+    try:
+        return sender.finish()
+    except QueueUnavailable as error:
+        raise QueueUnavailable(
+            f"{planned.num_planned} new prompts are planned, but not all hints are sent: "
+            f"{error}: give the same command again"
+        ) from error
 
 
 @contextmanager

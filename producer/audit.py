@@ -17,6 +17,7 @@ from enum import IntEnum
 from functools import partial
 
 from dflash_workers.contract.commit import committed_batches, read_commit, read_rows
+from dflash_workers.contract.control import Control, RunState
 from dflash_workers.contract.errors import Corrupt, Missing
 from dflash_workers.contract.keys import RunKeys, batch_name
 from dflash_workers.contract.plan import read_prompts, read_refusals, read_segments
@@ -35,6 +36,7 @@ class Audit:
     num_prompts = num_completed + num_rejected + num_waiting + num_unproven.
     """
 
+    state: str = RunState.ACTIVE.value  # active | paused | cancelled
     num_rows: int = 0  # of input
     num_refused: int = 0
     num_duplicates: int = 0
@@ -44,7 +46,7 @@ class Audit:
     num_retried: int = 0  # of these, planned again
     num_completed: int = 0
     num_rejected: int = 0
-    num_waiting: int = 0  # no commit yet
+    num_waiting: int = 0  # no commit yet; of a cancelled run there will be none
     num_unproven: int = 0  # committed, but with no fate to be found, or with several
     num_data_objects: int = 0  # whose sha256 was found right
     findings: list[str] = field(default_factory=list)
@@ -66,7 +68,7 @@ class Outcome(IntEnum):
 
 def audit(store: Store, run: str, on_batch: Callable[[int, int], None] | None = None) -> Audit:
     """Look at every object of a run. `on_batch` hears (batches looked at, batches known of)."""
-    result, fates = Audit(), Fates()
+    result, fates = Audit(state=Control(store, run).state().value), Fates()
     committed = set(committed_batches(store, run))
     num_known = len(committed)
     num_segments, num_batches, sealed = 0, 0, False

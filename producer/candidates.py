@@ -23,7 +23,7 @@ from producer.known import NO_LINES, KnownLines
 from producer.limits import Gate
 from producer.rules import LineHash, Rules
 from producer.schemas import Conversation, conversation_of, read_conversation
-from producer.sources.inputs import Item, check_exact, is_shallow, parse_line
+from producer.sources.inputs import Lines, SourcedItem, check_exact, is_shallow, parse_line
 
 ID_KEYS = ("id", "custom_id", "uuid")
 EXCERPT_CHARS = 200
@@ -56,7 +56,6 @@ class Candidate(NamedTuple):
 class Known(NamedTuple):
     """Lines, one behind the other, that the plan had under the very same rules."""
 
-    source: str  # of the first
     num_rows: int = 1
 
 
@@ -67,15 +66,6 @@ class NotDrawn(NamedTuple):
 
 
 Outcome = Candidate | Refusal | Known | NotDrawn
-
-
-def read_candidates(
-    items: Iterable[tuple[str, Item]],
-    rules: Rules,
-    known_lines: KnownLines = NO_LINES,
-) -> Iterator[Outcome]:
-    """The outcomes of each item, in order: one, or one candidate per sample."""
-    return RowReader(rules, known_lines).read(items)
 
 
 def candidate_of(prompt: Prompt, content_digest: str) -> Candidate:
@@ -100,42 +90,64 @@ class RowReader:
         self._heldout_bound = rules.draws.heldout_share * _DRAWS
         self._seen_ids: set[bytes] | None = set() if rules.duplicates == "suffix" else None
         self._line_hash = LineHash(rules)
-        self._known_lines = known_lines if len(known_lines) else None
+        self._known_lines = known_lines if self._line_hash.is_used else NO_LINES
 
-    def read(self, items: Iterable[tuple[str, Item]]) -> Iterator[Outcome]:
+    def read(self, items: Iterable[SourcedItem]) -> Iterator[Outcome]:
         """The outcomes of each item, in order: one, or one candidate per sample."""
-        known = self._known_lines
         for source, item in items:
-            if isinstance(item, bytes):
-                digest = self._line_hash.digest(item, source)
-                if digest and known is not None and digest in known:
-                    yield Known(source)
-                    continue
-                row, line_digest = parse_line(item, source), digest.hex()
-            else:
-                row, line_digest = item, ""
-            if isinstance(row, Refusal):
-                yield row
+            if not isinstance(item, bytes):
+                yield from self._outcomes_of(source, item)
                 continue
-            try:
-                conversation = self._conversation(row, item)
-                yield from self._outcomes(conversation, source, line_digest)
-            except PromptRejected as error:
-                yield Refusal(source, error.reason, error.detail, _excerpt(row))
+            (digest,) = self._line_hash.digests([item], source)
+            if digest in self._known_lines:
+                yield Known()
+            else:
+                yield from self._outcomes_of(source, parse_line(item, source), item, digest)
 
-    def _conversation(self, row: Json, item: Item) -> Conversation:
+    def read_lines(self, lines: Lines) -> Iterator[Outcome]:
+        """The same for many lines; known ones behind each other are one outcome."""
+        texts = lines.texts()
+        digests = self._line_hash.digests(texts, lines.source(lines.first))
+        are_known = self._known_lines.which(digests)
+        num_known = 0
+        for at, (text, is_known) in enumerate(zip(texts, are_known, strict=True)):
+            if not text:
+                continue
+            if is_known:
+                num_known += 1
+                continue
+            if num_known:
+                yield Known(num_known)
+                num_known = 0
+            source = lines.source(lines.first + at)
+            yield from self._outcomes_of(source, parse_line(text, source), text, digests[at])
+        if num_known:
+            yield Known(num_known)
+
+    def _outcomes_of(
+        self, source: str, row: Json | Refusal, line: bytes = b"", digest: bytes = b""
+    ) -> list[Outcome]:
+        """Of a row; with its line, where it came as one."""
+        if isinstance(row, Refusal):
+            return [row]
+        try:
+            return self._planned(self._conversation(row, line), source, digest.hex())
+        except PromptRejected as error:
+            return [Refusal(source, error.reason, error.detail, _excerpt(row))]
+
+    def _conversation(self, row: Json, line: bytes) -> Conversation:
         """Of a row that can be written again as it is. Raises PromptRejected."""
-        if not isinstance(item, bytes):
+        if not line:
             return read_conversation(row, self._shape)
-        read = conversation_of if is_shallow(item) else read_conversation
+        read = conversation_of if is_shallow(row, line) else read_conversation
         conversation = read(row, self._shape)
         rest = conversation.rest
         is_bare = len(conversation.messages) == 1 and len(rest) == ("id" in rest)
         if not is_bare or conversation.tools:  # else it holds no number but its id
-            _check_exact(row, item)
+            _check_exact(row, line)
         return conversation
 
-    def _outcomes(self, conversation: Conversation, source: str, line_digest: str) -> list[Outcome]:
+    def _planned(self, conversation: Conversation, source: str, line_digest: str) -> list[Outcome]:
         """A candidate per sample, or that none was drawn. Raises PromptRejected."""
         turns = turns_of(conversation.messages, self._multi_turn)
         self._gate.check(turns, conversation.tools, conversation.sampling)

@@ -12,7 +12,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from producer.candidates import Candidate, Known, Outcome
-from producer.segments import PlanLog, content_of
+from producer.contents import content_of
+from producer.segments import PlanLog
 
 
 def without_same_content(outcomes: Iterable[Outcome], log: PlanLog) -> Iterator[Outcome]:
@@ -22,7 +23,7 @@ def without_same_content(outcomes: Iterable[Outcome], log: PlanLog) -> Iterator[
     for outcome in outcomes:
         if isinstance(outcome, Candidate) and _is_other_row(outcome, log, planned, seen):
             if not outcome.sample:
-                yield Known(outcome.source)
+                yield Known()
         else:
             yield outcome
 

@@ -143,6 +143,6 @@ def batches_of(candidates: list[Candidate], options: PlanOptions) -> Iterator[Pl
 
 def _bodies(candidates: list[Candidate], batch_size: int) -> list[bytes]:
     return [
-        b"\n".join([*(prompt.line for prompt in candidates[start : start + batch_size]), b""])
+        b"\n".join([*[prompt.line for prompt in candidates[start : start + batch_size]], b""])
         for start in range(0, len(candidates), batch_size)
     ]

@@ -30,13 +30,13 @@ from dflash_workers.contract.lines import dump
 from dflash_workers.contract.plan import read_spec
 from dflash_workers.contract.records import SCHEMA_VERSION, Json, RunSpec, Sampling, Target, encode
 from dflash_workers.contract.store import Store
+from dflash_workers.contract.weights import weights_sha256
 from producer.abilities import check_thinking
 from producer.conversations import POLICIES
 
 DEFAULT_MAX_NEW_TOKENS = 2048
 DEFAULT_POLICIES = {"multi_turn": "rollout", "control_tokens": "escape"}
 SHOWN_CHARS = 60
-MAX_HEADER_BYTES = 1 << 28  # a longer safetensors header means that the file is none
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +173,7 @@ def _target(folder: Path, template: str) -> Target:
             config_sha256=hashlib.sha256(config_bytes).hexdigest(),
             tokenizer_sha256=tokenizer_sha256(str(folder)),
             template_sha256=hashlib.sha256(template.encode()).hexdigest(),
-            weights_sha256=_weights_sha256(folder),
+            weights_sha256=weights_sha256(folder),
             vocab_size=int(text_config["vocab_size"]),
             context_len=int(text_config["max_position_embeddings"]),
             dtype=_dtype(config) or _dtype(text_config) or "float32",
@@ -217,30 +217,6 @@ def _stop_token_ids(chat: Chat, generation: Json) -> list[int]:
     if not ids or not all(isinstance(i, int) for i in ids):
         raise BadInput("the model names no end-of-sequence id: an answer would never end")
     return sorted(ids)
-
-
-def _weights_sha256(folder: Path) -> str:
-    """Over the index and each file's name, size and header: seconds, not a read of all weights."""
-    files = sorted(folder.glob("*.safetensors"))
-    if not files:
-        raise Missing(f"{folder}: no *.safetensors: a run is bound to its target's weights")
-    digest = hashlib.sha256()
-    for path in [*sorted(folder.glob("*.safetensors.index.json")), *files]:
-        size = path.stat().st_size
-        digest.update(f"{path.name} {size}\n".encode())
-        digest.update(_header(path) if path.suffix == ".safetensors" else _read(path))
-    return digest.hexdigest()
-
-
-def _header(path: Path) -> bytes:
-    """A safetensors file's header: 8 bytes of length, little-endian, then that much JSON."""
-    with path.open("rb") as file:
-        length = file.read(8)
-        num_bytes = int.from_bytes(length, "little")
-        header = file.read(num_bytes) if num_bytes <= MAX_HEADER_BYTES else b""
-    if len(length) < 8 or len(header) < num_bytes:
-        raise BadInput(f"{path}: not a safetensors file, or not complete")
-    return header
 
 
 def _generation_config(folder: Path) -> Json:

@@ -29,15 +29,15 @@ from dflash_workers.contract.records import (
 )
 from dflash_workers.contract.settings import Settings
 from dflash_workers.contract.store import Store
-from producer.candidates import read_candidates
 from producer.conversations import FINISHED
+from producer.crew import read_in_parallel
 from producer.drafts import PlanOptions
 from producer.known import KnownLines
 from producer.ledger import Ledger
 from producer.plan import plan
 from producer.rules import Draws, Rules
 from producer.segments import read_log
-from producer.sources.inputs import Input, read_items
+from producer.sources.inputs import Input, read_pieces
 
 NUM_WRITERS = 8
 
@@ -72,7 +72,7 @@ def import_finished(
         raise Conflict(f"run {run!r} is cancelled: import into another run")
     log = read_log(store, run)
     rules = Rules(multi_turn=FINISHED, draws=Draws(heldout_share=heldout))
-    candidates = read_candidates(read_items(inputs, settings), rules, KnownLines(log.lines))
+    candidates = read_in_parallel(read_pieces(inputs, settings), rules, KnownLines(log.lines))
     options = PlanOptions(batch_size=batch_size, road="text", notes={"heldout": heldout})
     planned = plan(log, candidates, options)
     return ImportReport(

@@ -23,8 +23,9 @@ from dflash_workers.contract.plan import read_segments
 from dflash_workers.contract.records import SCHEMA_VERSION, Json, Refusal, Segment
 from dflash_workers.contract.store import Store
 from producer.candidates import Candidate, Known, NotDrawn, Outcome
+from producer.contents import content_of
 from producer.drafts import Draft, PlanOptions
-from producer.segments import PlanLog, content_of, mark_of
+from producer.segments import PlanLog, mark_of
 
 NUM_SHOWN = 3
 NUM_SHOWN_REFUSALS = 10
@@ -134,23 +135,23 @@ class _Planner:
 
     def _settle(self, candidate: Candidate) -> bool:
         key, content = int(candidate.key, 16), content_of(candidate.content_digest)
-        if self._is_planned(candidate, key, content):
+        generation, contents = self._options.generation, self._log.contents
+        if generation:
+            is_planned = self._log.generations.get(key, 0) >= generation
+        else:
+            is_planned = key in contents or (
+                candidate.sample > 0 and self._is_refused_row(candidate, content)
+            )
+        if is_planned:
             self._drop(self._draft, candidate, key, content)
             return False
-        if generation := self._options.generation:
+        if generation:
             self._log.generations[key] = generation
         else:
-            self._log.contents[key] = content
+            contents[key] = content
         if self._draft.add(candidate):
             self._flush()
         return True
-
-    def _is_planned(self, candidate: Candidate, key: int, content: int) -> bool:
-        if generation := self._options.generation:
-            return self._log.generations.get(key, 0) >= generation
-        if key in self._log.contents:
-            return True
-        return candidate.sample > 0 and self._is_refused_row(candidate, content)
 
     def _is_refused_row(self, candidate: Candidate, content: int) -> bool:
         """Whether it is a sample of a row that is refused, because its id has other content."""

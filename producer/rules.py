@@ -7,18 +7,18 @@ all of this in, so that a line counts as known only where its outcome would be t
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import orjson
 
 from dflash_workers.contract.errors import BadInput
 from producer.conversations import FINISHED, POLICIES
+from producer.known import DIGEST_BYTES
 from producer.limits import Limits
 from producer.schemas import Shape
 
 DUPLICATES = ("keep-first", "suffix", "error")
-DIGEST_BYTES = 16
 MAX_SAMPLES = 10_000  # of one row, all of which are in memory at once
 
 
@@ -68,17 +68,24 @@ class LineHash:
 
     def __init__(self, rules: Rules) -> None:
         self._rules = rules
-        self._is_used = rules.duplicates == "keep-first"
+        # Where duplicates are renamed or forbidden, every row has to be seen.
+        self.is_used = rules.duplicates == "keep-first"
         self._keys: dict[float, bytes] = {}  # by weight
         self._only_key = b"" if rules.draws.weights else self._key(1.0)
 
-    def digest(self, line: bytes, source: str) -> bytes:
-        """16 bytes over the line and all that decides its outcome. None where duplicates are
-        renamed or forbidden: there every row has to be seen."""
-        if not self._is_used:
-            return b""
+    def digests(self, lines: Sequence[bytes], source: str) -> list[bytes]:
+        """Of each line of a file, over it and all that decides its outcome; empty where they are
+        not used. `source` is that of any of the lines.
+        """
+        if not self.is_used:
+            return [b""] * len(lines)
         key = self._only_key or self._key(self._rules.draws.weight_of(source))
-        return hashlib.sha256(key + line).digest()[:DIGEST_BYTES]
+        begun, digests = hashlib.sha256(key), []
+        for line in lines:
+            whole = begun.copy()  # takes less than to put key and line together
+            whole.update(line)
+            digests.append(whole.digest()[:DIGEST_BYTES])
+        return digests
 
     def _key(self, weight: float) -> bytes:
         if (key := self._keys.get(weight)) is None:

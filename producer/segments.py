@@ -5,22 +5,23 @@ prompts, refusals, log entry, each once: a crash leaves objects that no segment 
 segment again has the same bytes under the same keys. Such objects, and those of a lost number,
 stay: readers start from the log and never list prompts, and a producer needs no right to delete.
 Every segment, read or written, is shown to the ledger.py of the same call, so that nobody reads it
-a second time. In memory a planned prompt takes 140 bytes, and 16 more where its line is known.
+a second time. In memory a prompt takes 24 to 140 bytes, and 16 more where its line is known.
 """
 
 from __future__ import annotations
 
 import hashlib
 from array import array
-from collections.abc import Collection
+from collections.abc import Callable, Set
 from dataclasses import dataclass, field, replace
 
 from dflash_workers.contract.errors import Conflict
 from dflash_workers.contract.keys import RunKeys
 from dflash_workers.contract.lines import compress, dump, dump_lines
 from dflash_workers.contract.plan import read_refusals, read_segments
-from dflash_workers.contract.records import PlannedBatch, Refusal
+from dflash_workers.contract.records import PlannedBatch, Refusal, Segment
 from dflash_workers.contract.store import Store
+from producer.contents import Contents
 from producer.drafts import Draft
 from producer.known import high_halves
 from producer.ledger import Ledger
@@ -30,8 +31,7 @@ from producer.ledger import Ledger
 class PlanLog:
     """What the log is known to list. By itself it is kept in memory only: for dry runs."""
 
-    # All hashes as ints, the smallest form that they have.
-    contents: dict[int, int] = field(default_factory=dict)  # a planned prompt's key -> content
+    planned: Contents = field(default_factory=Contents)
     generations: dict[int, int] = field(default_factory=dict)  # key -> the highest, where not 0
     lines: array[int] = field(default_factory=lambda: array("Q"))  # halves: see known.py
     refused: set[int] = field(default_factory=set)  # marks
@@ -43,20 +43,22 @@ class PlanLog:
         self.next_number += 1
         return True
 
-    def read_on(self, mine: Collection[int] = ()) -> set[int]:
+    def read_on(self, mine: Set[int] = frozenset()) -> set[int]:
         """Take in the segments that are new to us; return which of these keys they plan."""
         return set()
 
-    def take_in(self, batch: PlannedBatch) -> list[int]:
-        """Remember a batch; return its keys."""
-        keys = [int(key, 16) for key in batch.prompt_keys]
+    @property
+    def contents(self) -> dict[int, int]:
+        """A planned prompt's key -> its content."""
+        return self.planned.by_key()
+
+    def take_in(self, batch: PlannedBatch) -> None:
+        """Remember a batch."""
         if batch.generation:
-            self.generations.update((key, batch.generation) for key in keys)
+            self.generations.update((int(key, 16), batch.generation) for key in batch.prompt_keys)
         else:
-            contents = [half >> 4 for half in high_halves(batch.content_digests)]
-            self.contents.update(zip(keys, contents, strict=True))
+            self.planned.add(batch.prompt_keys, batch.content_digests)
             self.lines += high_halves(batch.line_digests)
-        return keys
 
 
 @dataclass(slots=True)
@@ -64,6 +66,8 @@ class StoredLog(PlanLog):
     """The log of a run in S3."""
 
     ledger: Ledger = field(kw_only=True)
+    # Called with each segment that this call wrote, by the thread that wrote it.
+    on_written: Callable[[Segment], None] | None = None
     store: Store = field(init=False)
     run: str = field(init=False)
 
@@ -95,16 +99,20 @@ class StoredLog(PlanLog):
             return False
         self.ledger.take_in(segment)
         self.next_number += 1
+        if self.on_written:
+            self.on_written(segment)
         return True
 
-    def read_on(self, mine: Collection[int] = ()) -> set[int]:
+    def read_on(self, mine: Set[int] = frozenset()) -> set[int]:
         taken: set[int] = set()
         for segment in read_segments(self.store, self.run, self.next_number):
             self.ledger.take_in(segment)
             self.next_number = segment.number + 1
             self.sealed = segment.sealed
             for batch in segment.batches:
-                taken.update(key for key in self.take_in(batch) if key in mine)
+                self.take_in(batch)
+                if mine:
+                    taken |= mine & {int(key, 16) for key in batch.prompt_keys}
             self.refused.update(map(mark_of, read_refusals(self.store, segment)))
         return taken
 
@@ -114,11 +122,6 @@ def read_log(store: Store, run: str) -> StoredLog:
     log = StoredLog(ledger=Ledger(store, run))
     log.read_on()
     return log
-
-
-def content_of(content_digest: str) -> int:
-    """60 bits of the digest, which an int keeps in 32 bytes. For equal keys, and for dedup.py."""
-    return int(content_digest[:15], 16)
 
 
 def mark_of(refusal: Refusal) -> int:

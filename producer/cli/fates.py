@@ -15,11 +15,13 @@ from typing import Annotated
 
 import typer
 
+from dflash_workers.contract.control import RunState
 from dflash_workers.contract.errors import BadInput
 from dflash_workers.contract.records import Json
 from dflash_workers.contract.settings import load_settings
 from dflash_workers.contract.terminal import ExitCode, err, report
 from producer.api import Run
+from producer.audit import Audit
 from producer.audit import audit as audit_run
 from producer.cli.words import AsJson, RunName, facts, late_bar, share, show_refusals
 from producer.finished import import_finished
@@ -125,8 +127,8 @@ def audit(run: RunName = "", as_json: AsJson = False) -> None:
         found["findings"] = len(result.findings)
         for finding in result.findings[:MAX_FINDINGS]:
             err.print(finding, markup=False, soft_wrap=True)
-        if result.num_waiting:
-            err.print(f"not finished: {result.num_waiting} prompts wait for an answer")
+        if words := _rest_of(result):
+            err.print(words, markup=False, soft_wrap=True)
     report({"run": opened.spec.run, **found}, as_json=as_json)
     if not result.is_whole:
         raise typer.Exit(ExitCode.SOME_REFUSED)
@@ -179,6 +181,16 @@ def pull(
     with Run.open(load_settings({"run": run})) as opened, late_bar("batches") as bar:
         done = pull_files(opened.store, opened.spec.run, folder, options, bar)
     report({"run": opened.spec.run, **dataclasses.asdict(done)}, as_json=as_json)
+
+
+def _rest_of(result: Audit) -> str:
+    """What is to be known of prompts without a fate, and of the run if it isn't active."""
+    waiting = f"{result.num_waiting} prompts"
+    if result.state == RunState.CANCELLED.value:
+        return f"the run is cancelled: {waiting} were never answered, and won't be"
+    if result.state == RunState.PAUSED.value:
+        return f"the run is paused: {waiting} wait for `dflash-fleet resume`"
+    return f"not finished: {waiting} wait for an answer" if result.num_waiting else ""
 
 
 def _split(given: list[str] | None) -> frozenset[str]:

@@ -12,12 +12,15 @@ from collections.abc import Iterator
 from functools import partial
 from typing import IO
 
+import numpy as np
 import orjson
 
 from dflash_workers.contract.errors import BadInput
 from producer.sources.rows import BOM, MAX_ROW_BYTES, Lines
 
 PIECE_BYTES = 1 << 17  # read at once: enough rows that handing them over costs each one little
+
+_NEWLINE = ord("\n")
 
 # How a line ends whose object goes on in the next one.
 _OPEN_ENDS = (b"{", b"[", b",", b":")
@@ -33,13 +36,18 @@ def read_lines(stream: io.BufferedReader, name: str) -> Iterator[Lines]:
         if newline:
             lines = Lines(name, number, b"".join([*begun, whole]))
             yield lines
-            number += lines.text.count(b"\n") + 1
+            number += 1 + _num_newlines(lines.text)
             begun, num_begun = [], 0
         begun.append(rest)
         num_begun += len(rest)
         if num_begun >= MAX_ROW_BYTES:
             raise endless_line(name, number)
     yield Lines(name, number, b"".join(begun))
+
+
+def _num_newlines(text: bytes) -> int:
+    # Many bytes at a time, where `bytes.count` looks at each: that took a third of the reading.
+    return int(np.count_nonzero(np.frombuffer(text, np.uint8) == _NEWLINE))
 
 
 def bounded_lines(stream: IO[bytes]) -> Iterator[bytes]:

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import dataclasses
+import time
 import tracemalloc
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,6 +20,7 @@ from dflash_workers.contract.errors import (
 from dflash_workers.contract.records import Json
 from dflash_workers.contract.settings import Settings
 from producer.api import EnqueueOptions, Run, RunOptions, preview
+from producer.enqueue import queue_of
 from producer.ledger import Ledger
 from producer.listing import run_names
 from tests.producer.conftest import CommitBatch, RowsFile
@@ -54,6 +57,30 @@ def test_rows_may_come_out_of_python_and_be_limited(run: Run) -> None:
     report = run.enqueue(endless, EnqueueOptions(limit=5))
 
     assert (report.num_rows, report.num_planned, report.num_duplicates) == (5, 1, 4)
+
+
+def test_hints_go_out_while_later_rows_are_still_read(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("producer.drafts.SEGMENT_BATCHES", 1)
+    monkeypatch.setattr("producer.crew.CHUNK_ITEMS", 4)
+    queue = queue_of(run.spec)
+    num_before = run.hints.num_queued(queue)
+
+    def slow_rows() -> Iterator[Json]:
+        yield from rows(8)
+        deadline_s = time.monotonic() + 60
+        while run.hints.num_queued(queue) == num_before:
+            assert time.monotonic() < deadline_s, "no hint was sent before the last row"
+            time.sleep(0.01)
+        yield from rows(4, first=8)
+
+    report = run.enqueue(slow_rows(), EnqueueOptions(batch_size=2))
+    again = run.enqueue(rows(14), EnqueueOptions(batch_size=2))
+
+    assert (report.num_batches, report.num_sent) == (6, 6)
+    assert (again.num_batches, again.num_sent) == (1, 1)
+    assert run.hints.num_queued(queue) - num_before == 7
 
 
 def test_rows_with_the_targets_control_tokens_are_taken_as_text_unless_the_run_refuses_them(

@@ -18,13 +18,15 @@ from producer.candidates import (
     Known,
     NotDrawn,
     Outcome,
+    RowReader,
     candidate_of,
-    read_candidates,
 )
 from producer.known import KnownLines, high_halves
 from producer.limits import Abilities, Limits
 from producer.rules import Draws, Rules, path_of
 from producer.schemas import Shape
+from producer.sources.inputs import Lines
+from tests.producer.row_by_row import read_candidates
 
 PLAIN = Rules()
 
@@ -291,8 +293,26 @@ def test_a_known_line_is_not_parsed_again() -> None:
 
     known_line, other = read_candidates(items(), PLAIN, known)
 
-    assert known_line == Known("g.jsonl:7")
+    assert known_line == Known()
     assert isinstance(other, Candidate)
+
+
+def test_lines_in_one_piece_have_the_outcomes_that_each_has_alone() -> None:
+    rows = [orjson.dumps({"user_turns": [f"question {n}"]}) for n in range(8)]
+    texts = [rows[0], b"", b" \r", rows[1] + b"\r", rows[2], b"{", b"", rows[3], *rows[4:], b""]
+    piece = Lines("f.jsonl", 5, b"\n".join(texts))
+    fresh = list(read_candidates(piece.items(), PLAIN))
+    known = KnownLines(high_halves(lines_known([fresh[0], fresh[1], fresh[2], fresh[-1]])))
+
+    outcomes = list(RowReader(PLAIN, known).read_lines(piece))
+
+    assert outcomes == [Known(3), *fresh[3:-1], Known(1)]
+    assert list(RowReader(PLAIN).read_lines(piece)) == fresh
+    assert [outcome.source for outcome in fresh[2:5] if not isinstance(outcome, Known)] == [
+        "f.jsonl:9",
+        "f.jsonl:10",
+        "f.jsonl:12",
+    ]
 
 
 @pytest.mark.parametrize(

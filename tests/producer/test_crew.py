@@ -5,19 +5,20 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import orjson
 import psutil
 import pytest
 
 from dflash_workers.contract.errors import NotEnough
-from producer.candidates import Candidate, Known, Outcome, read_candidates
-from producer.crew import read_in_parallel
+from producer.candidates import Candidate, Known, Outcome
+from producer.crew import AHEAD, read_in_parallel
 from producer.known import KnownLines, high_halves
 from producer.limits import Limits
 from producer.rules import Draws, Rules
 from producer.sources.inputs import Lines, Piece, SourcedItem
+from tests.producer.row_by_row import read_candidates
 
 LINES = [
     *(orjson.dumps({"id": n % 900, "user_turns": [f"question {n}"]}) for n in range(1000)),
@@ -43,6 +44,13 @@ def pieces(lines_at_once: int = 30) -> Iterator[Piece]:
     for at in range(0, len(LINES), lines_at_once):
         yield Lines("f.jsonl", at + 1, b"\n".join(LINES[at : at + lines_at_once]))
     yield from list(items())[len(LINES) :]
+
+
+def noted(pieces: Iterable[Piece], given: list[Piece]) -> Iterator[Piece]:
+    """The pieces, each noted once it is taken."""
+    for piece in pieces:
+        given.append(piece)
+        yield piece
 
 
 def children() -> list[psutil.Process]:
@@ -82,6 +90,38 @@ def test_known_lines_are_told_apart_wherever_they_stand() -> None:
     assert [outcome for outcome in outcomes if not isinstance(outcome, Known)] == alone
     assert sum(mark.num_rows for mark in marks) == len(digests) == 500
     assert len({mark.num_rows for mark in marks}) > 1  # whole chunks of them, and single ones
+
+
+def test_readers_have_their_next_chunks_before_anything_is_planned() -> None:
+    given: list[Piece] = []
+    outcomes = read_in_parallel(noted(pieces(), given), Rules(), num_readers=2)
+    for _ in range(31):  # the first piece is read here
+        next(outcomes)
+
+    assert len(given) >= 1 + 2 * AHEAD
+    outcomes.close()  # type: ignore[attr-defined]
+
+
+@pytest.mark.timeout(120)
+def test_chunks_larger_than_any_pipe_make_nobody_wait_for_the_other() -> None:
+    lines = [orjson.dumps({"user_turns": [f"{n}" * 10_000]}) for n in range(100, 500)]
+    chunks = [Lines("f.jsonl", at + 1, b"\n".join(lines[at : at + 20])) for at in range(0, 400, 20)]
+    assert len(chunks[0].text) > 500_000
+
+    outcomes = list(read_in_parallel(chunks, Rules(), num_readers=2))
+
+    assert outcomes == list(read_candidates((i for c in chunks for i in c.items()), Rules()))
+
+
+def test_of_large_chunks_a_reader_has_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("producer.crew.LARGE_BYTES", 10)
+    given: list[Piece] = []
+    outcomes = read_in_parallel(noted(pieces(), given), Rules(), num_readers=2)
+    for _ in range(31):
+        next(outcomes)
+
+    assert len(given) <= 5  # one read here, one for each reader, one next, one more if one is done
+    assert len(list(outcomes)) == len(LINES) + 100 - 31
 
 
 def test_a_short_input_starts_no_process(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,12 +5,13 @@ from collections.abc import Iterable
 import orjson
 
 from dflash_workers.contract.records import Json
-from producer.candidates import Candidate, Known, read_candidates
+from producer.candidates import Candidate, Known
 from producer.dedup import without_same_content
 from producer.drafts import PlanOptions
 from producer.plan import plan
 from producer.rules import Draws, Rules
 from producer.segments import PlanLog
+from tests.producer.row_by_row import read_candidates
 
 
 def row(row_id: str, text: str) -> Json:

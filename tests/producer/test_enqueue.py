@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import json
 import threading
 from collections import Counter
@@ -9,8 +10,12 @@ import redis
 
 import celeryconfig
 from dflash_workers.contract.control import Action, Control
+from dflash_workers.contract.errors import QueueUnavailable
+from dflash_workers.contract.hints import open_hints
+from dflash_workers.contract.plan import read_segments
 from dflash_workers.contract.records import BatchMessage, Json, decode
-from producer.enqueue import queue_of, send_planned
+from dflash_workers.contract.settings import Settings
+from producer.enqueue import Sender, queue_of, send_planned
 from producer.ledger import Ledger
 from producer.reconcile import name_of
 from tests.producer.campaign import Campaign, prompts
@@ -116,14 +121,59 @@ def test_what_was_imported_is_nobodys_work(campaign: Campaign) -> None:
     assert send(campaign) == 0
 
 
-def test_nothing_is_sent_of_a_run_that_is_to_rest(campaign: Campaign) -> None:
+def test_nothing_is_sent_of_a_run_that_is_to_rest_and_that_is_said(
+    campaign: Campaign, capsys: pytest.CaptureFixture[str]
+) -> None:
     campaign.plan(prompts("a"))
     control = Control(campaign.store, campaign.run)
 
     control.order(Action.PAUSE)
     assert send(campaign) == 0
+    paused = capsys.readouterr().err
     control.order(Action.RESUME)
     assert send(campaign) == 1
+    control.order(Action.CANCEL)
+    assert send(campaign) == 0
+
+    assert "is paused" in paused
+    assert f"dflash-fleet resume --run {campaign.run}" in paused
+    assert "is cancelled" in capsys.readouterr().err
+
+
+def test_hints_that_could_not_go_out_early_go_out_at_the_end(
+    campaign: Campaign, settings: Settings
+) -> None:
+    campaign.plan(prompts("a"), prompts("b"))
+    campaign.plan(prompts("c"))
+    ledger = Ledger(campaign.store, campaign.run)
+    away = open_hints(dataclasses.replace(settings, redis_url="redis://127.0.0.1:9/0"))
+    sender = Sender(ledger, away, campaign.queue)
+    for segment in read_segments(campaign.store, campaign.run):
+        ledger.take_in(segment)
+        sender.send_segment(segment)
+
+    with pytest.raises(QueueUnavailable):
+        sender.finish()
+    sender.hints = campaign.hints
+
+    assert sender.finish() == 3
+    assert campaign.hints.num_queued(campaign.queue) == 3
+
+
+def test_a_new_run_s_hints_go_out_once_and_with_a_bound_at_the_end_only(campaign: Campaign) -> None:
+    ledger = Ledger(campaign.store, campaign.run)
+    early = Sender(ledger, campaign.hints, campaign.queue)
+    bounded = Sender(ledger, campaign.hints, campaign.queue, max_queued=100)
+    campaign.plan(prompts("a"), prompts("b"))
+    (segment,) = read_segments(campaign.store, campaign.run)
+    ledger.take_in(segment)
+
+    bounded.send_segment(segment)
+    assert campaign.hints.num_queued(campaign.queue) == 0
+    early.send_segment(segment)
+
+    assert (early.num_sent, early.finish(), bounded.finish()) == (2, 2, 0)
+    assert campaign.hints.num_queued(campaign.queue) == 2
 
 
 def test_more_hints_than_go_at_once_keep_their_order(

@@ -19,6 +19,14 @@ def test_exactly_the_lines_given_are_known() -> None:
     assert not any(digest(number) in known for number in range(1000, 2000))
 
 
+def test_many_are_told_apart_at_once() -> None:
+    known = KnownLines(high_halves(digest(number).hex() for number in range(0, 1000, 2)))
+
+    assert known.which([digest(number) for number in range(1000)]) == [True, False] * 500
+    assert known.which([]) == []
+    assert NO_LINES.which([digest(1)]) == [False]
+
+
 def test_the_least_and_the_greatest_digest_are_told_apart() -> None:
     known = KnownLines(high_halves(["00" * 16, "ff" * 16]))
 

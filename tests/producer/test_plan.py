@@ -20,12 +20,13 @@ from dflash_workers.contract.plan import read_prompts, read_refusals, read_segme
 from dflash_workers.contract.records import Json, Prompt, Segment
 from dflash_workers.contract.settings import Settings
 from dflash_workers.contract.store import Store
-from producer.candidates import Candidate, Outcome, candidate_of, read_candidates
+from producer.candidates import Candidate, Outcome, candidate_of
 from producer.drafts import PlanOptions, batches_of
 from producer.plan import PlanReport, plan, seal, survey
 from producer.rules import Draws, Rules
 from producer.segments import PlanLog, read_log
 from producer.sources.inputs import read_items
+from tests.producer.row_by_row import read_candidates
 
 RUN = "r"
 BY_FOUR = PlanOptions(batch_size=4)

@@ -6,9 +6,10 @@ import pytest
 
 from dflash_workers.contract.errors import BadInput
 from dflash_workers.contract.records import Json
-from producer.candidates import Outcome, read_candidates
+from producer.candidates import Outcome
 from producer.preflight import check_share, checked
 from producer.rules import Draws, Rules
+from tests.producer.row_by_row import read_candidates
 
 BAD: Json = {"id": "bad"}
 

@@ -12,10 +12,10 @@ from producer.candidates import (
     Known,
     NotDrawn,
     Outcome,
-    read_candidates,
 )
 from producer.rules import Draws, Rules
 from producer.shuffle import shuffled
+from tests.producer.row_by_row import read_candidates
 
 
 def candidates(num_rows: int, samples: int = 1) -> list[Outcome]:
@@ -48,7 +48,7 @@ def test_what_is_left_after_a_kill_keeps_its_order() -> None:
 
 def test_what_is_no_candidate_passes_through_at_once() -> None:
     first, second = candidates(2)
-    others: list[Outcome] = [Refusal("f:3", "no_messages", "", ""), Known("f:4"), NotDrawn("f:5")]
+    others: list[Outcome] = [Refusal("f:3", "no_messages", "", ""), Known(4), NotDrawn("f:5")]
 
     outcomes = shuffled([first, others[0], second, *others[1:]], seed=1)
 

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from dflash_workers.contract.errors import BadInput
+from dflash_workers.contract.control import Action, Control
+from dflash_workers.contract.errors import BadInput, Conflict
 from dflash_workers.contract.records import Json
 from dflash_workers.contract.settings import Settings
 from dflash_workers.contract.store import Store
@@ -112,6 +113,23 @@ def test_a_refused_row_is_on_record(
     assert (code, facts["num_planned"]) == (3, 2)
     refused, _ = rejections(store, environment.run)
     assert refused == {"no_messages": 1}
+
+
+def test_rows_of_a_paused_run_are_planned_and_not_sent_and_that_is_said(
+    rows_file: RowsFile, environment: Settings, store: Store
+) -> None:
+    path, control = rows_file(GOOD), Control(store, environment.run)
+    verb(rows_file(BAD, "first.jsonl"))
+    control.order(Action.PAUSE)
+
+    paused = CliRunner().invoke(app, [str(path), "--json"], catch_exceptions=False)
+    control.order(Action.CANCEL)
+
+    found = json.loads(paused.stdout)
+    assert (found["num_planned"], found["num_sent"], found["state"]) == (8, 0, "paused")
+    assert f"dflash-fleet resume --run {environment.run}" in paused.stderr
+    with pytest.raises(Conflict, match="is cancelled"):
+        verb(path)
 
 
 @pytest.mark.usefixtures("environment")

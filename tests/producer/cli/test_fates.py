@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
+from dflash_workers.contract.control import Action, Control
 from dflash_workers.contract.errors import BadInput
 from dflash_workers.contract.records import Json, Refusal
 from dflash_workers.contract.settings import Settings
@@ -97,6 +98,25 @@ def test_the_audit_s_exit_code_is_its_verdict(judged: Campaign) -> None:
     assert broken == 3
     assert ["'a': planned more than once" in finding for finding in facts["findings"]] == [True]
     assert "'a': planned more than once" in shown.stderr
+
+
+@pytest.mark.parametrize(
+    ("action", "state", "words"),
+    [
+        (Action.PAUSE, "paused", "the run is paused: 1 prompts wait for `dflash-fleet resume`"),
+        (Action.CANCEL, "cancelled", "the run is cancelled: 1 prompts were never answered"),
+    ],
+)
+def test_an_audit_says_that_nobody_works_on_the_run(
+    judged: Campaign, action: Action, state: str, words: str
+) -> None:
+    judged.plan(prompts("d"))
+    Control(judged.store, judged.run).order(action)
+
+    code, found = verb("audit")
+
+    assert (code, found["state"], found["num_waiting"]) == (3, state, 1)
+    assert words in invoke("audit").stderr
 
 
 @pytest.mark.usefixtures("judged")
