@@ -13,11 +13,10 @@ import asyncio
 import dataclasses
 import hashlib
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
 from typing import NoReturn
 
-from dflash_workers.contract.answers import ParsedAnswer
 from dflash_workers.contract.errors import Draining
 from dflash_workers.contract.records import Answer, Json, RunSpec, Sampling
 from dflash_workers.engine import Engine
@@ -47,7 +46,7 @@ class Desk:
     journal: Journal
     leaving: asyncio.Event = field(default_factory=asyncio.Event)  # set: stop, note, Draining
     seats: Seats = field(default_factory=Seats)
-    on_turn: Callable[[], None] | None = None  # called from a thread once a turn is noted
+    on_turn: Callable[[], Awaitable[None]] | None = None  # called once a turn is noted
     max_tool_rounds: int = MAX_TOOL_ROUNDS
     note_every: int = 0  # ids between two notes of an answer that is still coming; 0: none
     growth: Growth = field(default_factory=Growth)
@@ -77,19 +76,19 @@ async def answer(asked: Asked, desk: Desk) -> Answer:
         if desk.leaving.is_set():
             raise Draining("this worker is leaving: not started")
         # Once more before it starts: a holder that lost the batch may have noted it since.
-        found = await asyncio.to_thread(desk.journal.find, *place)
+        found = await desk.journal.find(*place)
         if isinstance(found, Answer):
             return _with_text(found, asked, desk)
         made = await _make(asked, found, desk)
-    stands = await asyncio.to_thread(_keep, asked, made, desk)
+    stands = await _keep(asked, made, desk)
     return made if stands.output_ids == made.output_ids else _with_text(stands, asked, desk)
 
 
-def _keep(asked: Asked, made: Answer, desk: Desk) -> Answer:
+async def _keep(asked: Asked, made: Answer, desk: Desk) -> Answer:
     desk.growth.note()
-    stands = desk.journal.keep(asked.prompt_key, made)
+    stands = await desk.journal.keep(asked.prompt_key, made)
     if desk.on_turn is not None:
-        desk.on_turn()
+        await desk.on_turn()
     return stands
 
 
@@ -113,7 +112,7 @@ async def _make(asked: Asked, found: Partial | None, desk: Desk) -> Answer:
     desk.counts.update(asked_again=1, made_again_tokens=len(made.output_ids))
     again = _begin(asked, 2)
     desk.journal.put(asked.prompt_key, again)  # so that nobody asks for the first one once more
-    await asyncio.to_thread(desk.journal.flush)
+    await desk.journal.exchange()
     return await _finish(asked, again, desk)
 
 
@@ -128,13 +127,11 @@ async def _finish(asked: Asked, begun: Partial, desk: Desk) -> Answer:
         desk.counts.update(continued=1, continued_tokens=len(begun.output_ids))
     if reason := _ending(begun, asked):
         return _judged(asked, begun, Generation([], reason, 0, 0.0, {}), "", desk)
+    rest = asked.sampling.max_new_tokens - len(begun.output_ids)
     question = Question(
         input_ids=asked.input_ids + begun.output_ids,
         seed=begun.seed,
-        sampling=replace(
-            asked.sampling,
-            max_new_tokens=asked.sampling.max_new_tokens - len(begun.output_ids),
-        ),
+        sampling=asked.sampling.overridden({"max_new_tokens": rest} if begun.output_ids else {}),
         vocab_size=desk.spec.target.vocab_size,
         messages=asked.messages,
         tools=asked.tools,
@@ -161,7 +158,7 @@ async def _leave(asked: Asked, partial: Partial, desk: Desk) -> NoReturn:
     """Note what is there. Of many that leave at once, the first to write takes all along."""
     if partial.output_ids:
         desk.journal.put(asked.prompt_key, partial)
-        await asyncio.to_thread(desk.journal.flush)
+        await desk.journal.exchange()
     raise Draining(f"this worker is leaving: {len(partial.output_ids)} tokens noted")
 
 
@@ -175,44 +172,43 @@ def _ending(partial: Partial, asked: Asked) -> str:
 
 def _judged(asked: Asked, whole: Partial, piece: Generation, loop: str, desk: Desk) -> Answer:
     """The answer with its text and its flags. `piece`: the last one, which ended it."""
-    facts = Answer(
+    sampled = _without_stop_id(whole.output_ids, asked.sampling)
+    shown = piece.shown if len(whole.segments) == 1 else None
+    text = shown.text if shown and shown.num_ids == len(sampled) else None
+    reading = desk.reader.read(asked.input_ids, sampled, asked.tools, text)
+    flags = flags_of(sampled, piece.finish_reason, reading, desk.reader.call_id)
+    unusual = [flag for flag in (loop, *piece.notes) if flag and flag not in flags]
+    return Answer(
         turn=asked.turn,
         input_ids=asked.input_ids,
         output_ids=whole.output_ids,
         segments=whole.segments,
-        content="",
-        reasoning_content="",
-        tool_calls=[],
+        content=reading.parsed.content,
+        reasoning_content=reading.parsed.reasoning_content,
+        tool_calls=_with_call_ids(reading.parsed.tool_calls, asked.turn),
         finish_reason=piece.finish_reason,
         cached_tokens=min(piece.cached_tokens, len(asked.input_ids)),
         latency_s=round(whole.latency_s, 4),
         seed=whole.seed,
         spec=piece.spec,
+        flags=flags + unusual,
     )
-    sampled = _without_stop_id(facts.output_ids, asked.sampling)
-    reading = desk.reader.read(asked.input_ids, sampled, asked.tools)
-    flags = flags_of(sampled, piece.finish_reason, reading, desk.reader.call_id)
-    unusual = [flag for flag in (loop, *piece.notes) if flag and flag not in flags]
-    return replace(_with_parts(facts, reading.parsed), flags=flags + unusual)
 
 
 def _with_text(noted: Answer, asked: Asked, desk: Desk) -> Answer:
     sampled = _without_stop_id(noted.output_ids, asked.sampling)
-    return _with_parts(noted, desk.reader.read(asked.input_ids, sampled, asked.tools).parsed)
-
-
-def _with_parts(facts: Answer, parsed: ParsedAnswer) -> Answer:
-    """Calls get the ids that a chat server would give them; nine letters, as Mistral's want."""
-    calls = [
-        {"id": f"call{facts.turn:03d}{number:02d}", **call}
-        for number, call in enumerate(parsed.tool_calls)
-    ]
+    parsed = desk.reader.read(asked.input_ids, sampled, asked.tools).parsed
     return replace(
-        facts,
+        noted,
         content=parsed.content,
         reasoning_content=parsed.reasoning_content,
-        tool_calls=calls,
+        tool_calls=_with_call_ids(parsed.tool_calls, noted.turn),
     )
+
+
+def _with_call_ids(calls: list[Json], turn: int) -> list[Json]:
+    """Those that a chat server would give them; nine letters, as Mistral's want."""
+    return [{"id": f"call{turn:03d}{number:02d}", **call} for number, call in enumerate(calls)]
 
 
 def _without_stop_id(ids: list[int], sampling: Sampling) -> list[int]:

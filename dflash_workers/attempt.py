@@ -1,10 +1,10 @@
 """One request in the engine, from its first byte to its last id, under our own clock.
 
-Made by engine for each try at a question. A long answer is streamed, in few events, even where
-nobody listens: only new ids tell an engine that works from one that died behind a healthy /health.
-So there are three limits: the whole engine silent, this request silent while others go on, and the
-last bound of pace.py, which stands alone where nothing is streamed. Whoever ends a request early
-gets what was sampled until then.
+Made by engine for each try at a question. An answer that takes longer than a few seconds is
+streamed, in few events, even where nobody listens: only new ids tell an engine that works from one
+that died behind a healthy /health. So there are three limits: the whole engine silent, this request
+silent while others go on, and the last bound of pace.py, which stands alone where a dialect never
+streams. Whoever ends a request early gets what was sampled until then.
 """
 
 from __future__ import annotations
@@ -22,14 +22,13 @@ import orjson
 
 from dflash_workers.contract.errors import EngineUnavailable, FleetError
 from dflash_workers.contract.records import Json
-from dflash_workers.pace import Pace, Patience
+from dflash_workers.pace import MIN_WORD_IDS, Pace, Patience
 from dflash_workers.questions import Heard, Question
 from dflash_workers.replies import Reply
 from dflash_workers.wire import Wire, excerpt
 
 log = logging.getLogger(__name__)
 
-WORD_IDS = 64  # at most, between two events: a minute and a half of a crowded CPU engine
 _TRANSPORT_S = 1.0  # the transport's own limit comes after ours, which says what it was
 
 # Why a request is given up.
@@ -134,10 +133,13 @@ class Attempt:
         self._rid = uuid.uuid4().hex
         self._started_s = self._word_s = time.monotonic()
         self._num_heard = 0
-        is_long = question.sampling.max_new_tokens > WORD_IDS
-        self._stream_every = 0
-        if line.dialect.can_stream and (is_long or ear.hear_every):
-            self._stream_every = min(ear.hear_every or WORD_IDS, WORD_IDS)
+        num_ids, word_ids = question.sampling.max_new_tokens, line.pace.word_ids()
+        # Whether a sign of life is due before the last bound: where none is asked for because the
+        # whole answer is one, too.
+        self._is_followed = line.dialect.can_stream and num_ids > MIN_WORD_IDS
+        self._stream_every = 0  # ids; 0: one reply
+        if line.dialect.can_stream and (num_ids > word_ids or ear.hear_every):
+            self._stream_every = min(ear.hear_every or word_ids, word_ids)
 
     @property
     def latency_s(self) -> float:
@@ -237,7 +239,7 @@ class Attempt:
 
     def _limits(self) -> list[tuple[float, str]]:
         patience, limits = self._line.patience, [(self._word_s + self._limit_s(), _TOO_LONG)]
-        if self._stream_every:
+        if self._stream_every or self._is_followed:
             progress_s = max(self._word_s, self._line.progress.at_s)
             limits.append((progress_s + patience.stall_s, _STALLED))
         if self.output_ids:

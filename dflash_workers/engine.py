@@ -32,7 +32,7 @@ from dflash_workers.deaths import Deaths
 from dflash_workers.dialects.openai import OpenAi
 from dflash_workers.dialects.sglang import Sglang
 from dflash_workers.pace import Pace, Patience
-from dflash_workers.questions import ABORT, Generation, Heard, Question
+from dflash_workers.questions import ABORT, Generation, Heard, Question, are_ids
 from dflash_workers.replies import FINISHES, Tokenizer, check
 from dflash_workers.seats import Slots
 from dflash_workers.wire import Wire, has_status, is_broken, never_arrived
@@ -253,6 +253,7 @@ class Engine:
             latency_s=attempt.latency_s,
             spec=checked.spec,
             notes=checked.notes,
+            shown=checked.shown,
         )
 
     async def _give_up_on(self, error: EngineUnavailable, since_s: float) -> None:
@@ -284,7 +285,7 @@ class Engine:
 
 def _ended_early(attempt: Attempt, question: Question) -> Generation:
     ids = attempt.output_ids
-    is_sound = all(type(i) is int and 0 <= i < question.vocab_size for i in ids)
+    is_sound = are_ids(ids, question.vocab_size)
     return Generation(ids if is_sound else [], ABORT, 0, attempt.latency_s, {})
 
 

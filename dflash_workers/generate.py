@@ -169,7 +169,7 @@ def _make_desk(work: Work, site: Site) -> Desk:
         Reader(run.chat),
         site.engine,
         work.journal,
-        on_turn=work.case.note_progress,
+        on_turn=work.case.heed_progress,
         max_tool_rounds=habits.max_tool_rounds,
         note_every=note_every,
     )

@@ -3,21 +3,24 @@
 Written by answering (keep, put), read at each claim (load) and before each turn is started (find).
 One hash per batch: `<prompt>:<turn>` holds a finished turn, the first row wins, whoever wrote it;
 `<prompt>:<turn>:partial` the whole of an unfinished one, replaced only by a longer one, refused and
-removed once the finished row stands. A row counts only for the ids that it was asked with. Whoever
-writes takes along what others wait to write. Redis away or full pauses the journal with a warning:
-rows are kept here, no more than the batch has turns, and the batch commits without it. Whoever sees
-Redis back has the batch's holder load, which writes what is missing there, even what it had before.
+removed once the finished row stands. A row counts only for the ids that it was asked with. What all
+batches have for Redis goes together (round_trips.py); a turn counts as noted once Redis has said
+so. Redis away or full pauses the journal with a warning: rows are kept here, no more than the batch
+has turns, and the batch commits without it. Whoever sees Redis back has the batch's holder load,
+which writes what is missing there, even what it had before.
 """
 
 from __future__ import annotations
 
-import dataclasses
+import asyncio
 import logging
 import threading
 import time
+from collections.abc import Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from itertools import islice
-from typing import cast
+from typing import Any, cast
 
 import redis
 
@@ -27,22 +30,29 @@ from dflash_workers.contract.hints import translated_redis
 from dflash_workers.contract.keys import JOURNAL_S, RedisKeys
 from dflash_workers.contract.records import Answer
 from dflash_workers.notes import Ended, Note, Partial, digest_of, pack, rank_of, unpack
+from dflash_workers.round_trips import Command, RoundTrips
 
 log = logging.getLogger(__name__)
 
 PAUSE_S = 5.0  # with Redis away, how long no turn waits for it
+# A turn that ended waits so long for others, and for the look of the one that takes its place, to
+# go with it: its place in the engine is free already.
+TOGETHER_S = 0.005
 _WRITTEN_AT_ONCE = 64  # notes of some KB each: Redis is away for nobody else meanwhile
 _PARTIAL = ":partial"
 
 # KEYS: journal.  ARGV: lifetime (s), then for each note: field of the finished turn, field of the
 # partial one, rank, row. Rank 0 is a finished turn; of partials the higher one stays.
-# Returns for each note the finished row that stands, or "".
+# Returns for each finished turn the other row that stands in its place, or "".
 _WRITE = """
-local stand = {}
+local others = {}
 for i = 2, #ARGV, 4 do
   local field, partial, rank, row = ARGV[i], ARGV[i + 1], tonumber(ARGV[i + 2]), ARGV[i + 3]
+  local other = ''
   if rank == 0 then
-    redis.call('HSETNX', KEYS[1], field, row)
+    if redis.call('HSETNX', KEYS[1], field, row) == 0 then
+      other = redis.call('HGET', KEYS[1], field)
+    end
     redis.call('HDEL', KEYS[1], partial)
   elseif redis.call('HEXISTS', KEYS[1], field) == 0 then
     local noted = redis.call('HGET', KEYS[1], partial)
@@ -50,26 +60,36 @@ for i = 2, #ARGV, 4 do
       redis.call('HSET', KEYS[1], partial, row)
     end
   end
-  table.insert(stand, redis.call('HGET', KEYS[1], field) or '')
+  table.insert(others, other ~= row and other or '')
 end
 redis.call('EXPIRE', KEYS[1], ARGV[1])
-return stand
+return others
 """
 
 
-@dataclass(frozen=True, slots=True)
 class Journals:
-    """Opens the journal of each batch. `redis` should time out in seconds: turns wait for it."""
+    """Opens the journal of each batch. `client` should time out in seconds: turns wait for it."""
 
-    redis: redis.Redis
-    keys: RedisKeys
-    where: str
-    pause_s: float = PAUSE_S
-    _paused: set[str] = dataclasses.field(default_factory=set)  # attempts
+    def __init__(
+        self,
+        client: redis.Redis,
+        keys: RedisKeys,
+        where: str,
+        pause_s: float = PAUSE_S,
+        together_s: float = TOGETHER_S,
+    ) -> None:
+        self.redis, self.keys, self.where = client, keys, where
+        self.pause_s, self.together_s = pause_s, together_s
+        self.trips = RoundTrips(client, where)
+        self._paused: set[str] = set()  # attempts
 
     def open(self, claim: Claim) -> Journal:
         """The journal of a claimed batch."""
         return Journal(self, claim)
+
+    def note_paused(self, attempt: str) -> None:
+        """Of this attempt's batch."""
+        self._paused.add(attempt)
 
     def take_paused(self) -> set[str]:
         """The attempts whose journals have paused since the last call; some write again already."""
@@ -94,18 +114,19 @@ def _unwritten(note: Note, *, is_late: bool = False) -> _Unwritten:
 
 
 class Journal:
-    """One batch's turns. Safe to share between threads."""
+    """One batch's turns. Safe to share between threads; a passenger of its process' round trips."""
 
     def __init__(self, journals: Journals, claim: Claim) -> None:
         self._of = journals
         self._attempt = claim.attempt
         self._key = journals.keys.journal(claim.message.run, claim.name)
-        self._write = journals.redis.register_script(_WRITE)
         self._notes: dict[str, Note] = {}  # by field in Redis
         self._unwritten: dict[str, _Unwritten] = {}  # by field in Redis
+        self._wanted: dict[str, None] = {}  # fields to be looked up, in order
+        self._sent: dict[str, _Unwritten] = {}  # on the trip that is under way
+        self._asked: list[str] = []  # on the trip that is under way
         self._paused_until = 0.0
-        self._lock = threading.Lock()  # of the two dictionaries, never held for long
-        self._writing = threading.Lock()
+        self._lock = threading.Lock()  # of these but the trip's two, never held for long
 
     def load(self) -> None:
         """Take in every note that is there, and write those that are not. Due after each claim,
@@ -131,11 +152,15 @@ class Journal:
             return None
         return replace(ended.answer, input_ids=input_ids)
 
-    def find(self, prompt_key: str, turn: int, input_ids: list[int]) -> Answer | Partial | None:
+    async def find(
+        self, prompt_key: str, turn: int, input_ids: list[int]
+    ) -> Answer | Partial | None:
         """The turn, finished or not, if these ids were asked; looked up once more in Redis."""
         field = _field(prompt_key, turn)
         if field not in self._notes and not self._is_paused():
-            self._look_up([field, field + _PARTIAL])
+            with self._lock:
+                self._wanted |= {field: None, field + _PARTIAL: None}
+            await self.exchange()
         if answer := self.known(prompt_key, turn, input_ids):
             return answer
         partial = self._notes.get(field + _PARTIAL)
@@ -143,23 +168,30 @@ class Journal:
             return partial
         return None
 
-    def keep(self, prompt_key: str, answer: Answer) -> Answer:
+    async def keep(self, prompt_key: str, answer: Answer) -> Answer:
         """Note a turn that ended; return the one that stands, ours or an earlier one.
 
         An earlier one that was asked with other ids stands for nobody here: ours is returned.
         """
         field = _field(prompt_key, answer.turn)
         ended = Ended(digest_of(answer.input_ids), answer)
+        unwritten = _unwritten(ended)
         with self._lock:
             self._notes[field] = ended
             self._notes.pop(field + _PARTIAL, None)
-            self._unwritten[field] = _unwritten(ended)
+            self._unwritten[field] = unwritten
             self._unwritten.pop(field + _PARTIAL, None)
-        self.flush()
+        loop, trips = asyncio.get_running_loop(), self._of.trips
+        over = loop.create_future()
+        trips.join(self, over)
+        loop.call_later(self._of.together_s, trips.go)
+        await over
+        if self._notes.get(field) is ended:
+            return answer
         return self.known(prompt_key, answer.turn, answer.input_ids) or answer
 
     def put(self, prompt_key: str, partial: Partial) -> None:
-        """Note an unfinished turn with the next flush. Costs no round trip."""
+        """Note an unfinished turn with whatever is written next. Costs no round trip."""
         field = _field(prompt_key, partial.turn) + _PARTIAL
         unwritten = _unwritten(partial)
         with self._lock:
@@ -167,47 +199,74 @@ class Journal:
             self._unwritten[field] = unwritten
 
     def flush(self) -> None:
-        """Write what is unwritten, of every turn; whoever waits here finds his own written."""
-        with self._writing:
-            if not self._is_paused():
-                with self._lock:
-                    waiting = iter(list(self._unwritten.items()))
-                try:
-                    while chunk := dict(islice(waiting, _WRITTEN_AT_ONCE)):
-                        self._write_all(chunk)
-                    return
-                except QueueUnavailable as error:
-                    self._pause(error)
-            with self._lock:
-                late = {f: replace(note, is_late=True) for f, note in self._unwritten.items()}
-                self._unwritten = late
+        """Write what is unwritten, of every turn, and wait for that. Not in an event loop."""
+        over: Future[None] = Future()
+        self._of.trips.join(self, over)
+        self._of.trips.go()
+        over.result()
 
-    def _look_up(self, fields: list[str]) -> None:
-        try:
-            with translated_redis(self._of.where):
-                rows = cast("list[bytes | None]", self._of.redis.hmget(self._key, fields))
-        except QueueUnavailable as error:
-            self._pause(error)
-            return
-        with self._lock:
-            for field, row in zip(fields, rows, strict=True):
-                if row is not None:
-                    self._take_in(field, unpack(row))
+    async def exchange(self) -> None:
+        """The same in an event loop."""
+        over = asyncio.get_running_loop().create_future()
+        self._of.trips.join(self, over)
+        self._of.trips.go()
+        await over
 
-    def _write_all(self, notes: dict[str, _Unwritten]) -> None:
-        args: list[str | int | bytes] = [JOURNAL_S]
-        for field, note in notes.items():
-            ended_field = field.removesuffix(_PARTIAL)
-            args += [ended_field, ended_field + _PARTIAL, note.rank, note.row]
-        with translated_redis(self._of.where):
-            rows: list[bytes] = self._write(keys=[self._key], args=args)
+    def write_soon(self) -> None:
+        """The same, and wait for nothing."""
+        self._of.trips.join(self, Future())
+        self._of.trips.go()
+
+    def commands(self) -> list[Command]:
+        """For the next trip: a write and a look-up, as far as there is anything for them."""
         with self._lock:
-            for (field, note), row in zip(notes.items(), rows, strict=True):
-                if self._unwritten.get(field) is note:
-                    del self._unwritten[field]
-                if note.rank == 0 and not note.is_late and row != note.row:
-                    self._notes.pop(field, None)
-                    self._take_in(field, unpack(row))
+            if self._is_paused():
+                self._stay()
+                return []
+            self._sent = dict(islice(self._unwritten.items(), _WRITTEN_AT_ONCE))
+            self._asked, self._wanted = list(self._wanted), {}
+        commands: list[Command] = []
+        if self._sent:
+            args: list[str | int | bytes] = [JOURNAL_S]
+            for field, note in self._sent.items():
+                ended_field = field.removesuffix(_PARTIAL)
+                args += [ended_field, ended_field + _PARTIAL, note.rank, note.row]
+            commands.append(("EVAL", _WRITE, 1, self._key, *args))
+        if self._asked:
+            commands.append(("HMGET", self._key, *self._asked))
+        return commands
+
+    def hear(self, replies: Sequence[Any]) -> bool:
+        """What stands in place of what was written, and what was looked up."""
+        with self._lock:
+            if self._sent:
+                self._take_written(replies[0])
+            if self._asked:
+                for field, row in zip(self._asked, replies[-1], strict=True):
+                    if row is not None:
+                        self._take_in(field, unpack(row))
+            return len(self._sent) == _WRITTEN_AT_ONCE and bool(self._unwritten)
+
+    def miss(self, error: QueueUnavailable) -> None:
+        """Keep the rows here for a while."""
+        self._paused_until = time.monotonic() + self._of.pause_s
+        self._of.note_paused(self._attempt)
+        with self._lock:
+            self._stay()
+        log.warning("journal pauses, %d rows kept here: %s", len(self._unwritten), error)
+
+    def _stay(self) -> None:
+        """Off the trip, with all there is: nobody waits for it, who comes next builds on it."""
+        self._sent, self._asked, self._wanted = {}, [], {}
+        self._unwritten = {f: replace(note, is_late=True) for f, note in self._unwritten.items()}
+
+    def _take_written(self, others: Sequence[bytes]) -> None:
+        for (field, note), other in zip(self._sent.items(), others, strict=True):
+            if self._unwritten.get(field) is note:
+                del self._unwritten[field]
+            if other and not note.is_late:
+                self._notes.pop(field, None)
+                self._take_in(field, unpack(other))
 
     def _take_in(self, field: str, note: Note | None) -> None:
         """A finished turn that is known here stays; a partial one gives way to no lower one."""
@@ -222,11 +281,6 @@ class Journal:
 
     def _is_paused(self) -> bool:
         return time.monotonic() < self._paused_until
-
-    def _pause(self, error: QueueUnavailable) -> None:
-        self._paused_until = time.monotonic() + self._of.pause_s
-        self._of._paused.add(self._attempt)
-        log.warning("journal pauses, %d rows kept here: %s", len(self._unwritten), error)
 
 
 def _field(prompt_key: str, turn: int) -> str:

@@ -7,7 +7,6 @@ loop is looked for only where a limit is high enough for stopping to save someth
 
 from __future__ import annotations
 
-import asyncio
 import time
 from dataclasses import dataclass
 
@@ -38,7 +37,6 @@ class Listener:
         self._call_id = call_id
         self._num_noted = self._num_looked_at = len(begun.output_ids)
         self._started = time.monotonic()
-        self._flushing: asyncio.Future[None] | None = None
 
     def hear(self, ids: list[int]) -> bool:
         """Whether it is to go on. `ids`: all since `begun`."""
@@ -53,8 +51,5 @@ class Listener:
         return not self.loop
 
     def _note(self, whole: Partial) -> None:
-        journal = self._noting.journal
-        journal.put(self._noting.prompt_key, whole)
-        if self._flushing is None or self._flushing.done():
-            loop = asyncio.get_running_loop()
-            self._flushing = loop.run_in_executor(None, journal.flush)
+        self._noting.journal.put(self._noting.prompt_key, whole)
+        self._noting.journal.write_soon()

@@ -1,20 +1,22 @@
 """How long the engine is waited for: fixed limits, and one learned from the answers before.
 
-Read by engine and attempt. Whether an engine is alive is seen by its progress, id by id. Where that
-can't be seen, before the first id and where nothing is streamed, an answer's limit is its length at
-a slow pace: two hours for 32,000 ids, which are waited for only while other requests go on. It must
-not end slow but living work, and so follows the pace that was seen: one stream of a crowded CPU
-engine makes 1.4 ids/s, one on a GPU a hundred.
+Read by engine and attempt. Whether an engine is alive is seen by its progress, word by word. Where
+that can't be seen, before the first id and where nothing is streamed, an answer's limit is its
+length at a slow pace: two hours for 32,000 ids, which are waited for only while other requests go
+on. It must not end slow but living work, and so follows the pace that was seen: one stream of a
+crowded CPU engine makes 1.4 ids/s, one on a GPU a hundred. So do the words: each costs as much to
+read as all that was said before it, and one in ten seconds tells as much as ten.
 """
 
 from __future__ import annotations
 
-import statistics
 from collections import deque
 from dataclasses import dataclass
 
 _MIN_SEEN = 16  # answers before they count
 _KEPT = 64
+MIN_WORD_IDS = 64  # a minute and a half of a crowded CPU engine
+_WORD_S = 10.0  # much shorter than what is taken for silence, in an engine twice as crowded too
 _SLACK = 8.0  # a crowded batch, a long prefill and a queue inside the engine come on top
 
 
@@ -40,17 +42,22 @@ class Pace:
     def __init__(self, patience: Patience) -> None:
         self._patience = patience
         self._seen: deque[float] = deque(maxlen=_KEPT)
+        self._median_s = 0.0  # of these; 0: too few
 
     def note(self, num_tokens: int, latency_s: float) -> None:
         """One answer's."""
         if num_tokens:
             self._seen.append(latency_s / num_tokens)
+        if len(self._seen) >= _MIN_SEEN:
+            self._median_s = sorted(self._seen)[len(self._seen) // 2]
+
+    def word_ids(self) -> int:
+        """How many ids should come in one event of an answer."""
+        return max(MIN_WORD_IDS, int(_WORD_S / self._median_s)) if self._median_s else MIN_WORD_IDS
 
     def limit_s(self, num_tokens: int) -> float:
         """For an answer of up to so many: at the configured pace, or at the one seen with slack,
         whichever is slower.
         """
-        token_s = self._patience.token_s
-        if len(self._seen) >= _MIN_SEEN:
-            token_s = max(token_s, _SLACK * statistics.median(self._seen))
+        token_s = max(self._patience.token_s, _SLACK * self._median_s)
         return self._patience.request_s + token_s * num_tokens

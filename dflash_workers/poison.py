@@ -10,6 +10,7 @@ facts, not as counts, so that each note may be repeated. Redis away: noted here,
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import re
 import threading
@@ -203,6 +204,11 @@ class Case:
                 self._is_series = False
             except QueueUnavailable as error:
                 log.warning("%s: a new row is not noted: %s", self._name, error)
+
+    async def heed_progress(self) -> None:
+        """The same from an event loop, which never waits for Redis."""
+        if self._is_series:
+            await asyncio.to_thread(self.note_progress)
 
     def blame(
         self, prompt_keys: Iterable[str], what: str, log_tail: str = "", *, alone: bool

@@ -8,7 +8,7 @@ in `notes`. Nothing here knows HTTP.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from dflash_workers.contract.records import Json, Sampling
@@ -21,6 +21,14 @@ ABORT = "abort"  # we ended it: the ids so far
 STOP_ID_APPENDED = "stop_id_appended"  # the engine leaves out the id that stopped it
 STOP_ID_UNKNOWN = "stop_id_unknown"  # it does, and doesn't say which it was
 TEXT_ROAD = "text_road"  # the ids are the answer's text, tokenised again
+
+
+def are_ids(values: Sequence[object], vocab_size: int) -> bool:
+    """Whether all are ids of such a vocabulary. In passes that take no call per id."""
+    return not values or (
+        set(map(type, values)) == {int} and min(values) >= 0 and max(values) < vocab_size  # type: ignore[type-var,operator]
+    )
+
 
 # Hears all ids so far while they are sampled; returning False ends the generation.
 Heard = Callable[[list[int]], bool]
@@ -52,6 +60,14 @@ class Question:
 
 
 @dataclass(frozen=True, slots=True)
+class Shown:
+    """What the first of an answer's ids say, special tokens shown."""
+
+    num_ids: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
 class Generation:
     """One answer as the engine sampled it."""
 
@@ -61,3 +77,4 @@ class Generation:
     latency_s: float
     spec: Json  # speculation statistics
     notes: tuple[str, ...] = ()
+    shown: Shown | None = None  # as decoded for the check of the reply; None: it was not

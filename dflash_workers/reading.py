@@ -29,11 +29,22 @@ class Reader:
 
     chat: Chat
 
-    def read(self, input_ids: list[int], output_ids: list[int], tools: Sequence[Json]) -> Reading:
-        """The answer to `input_ids`. `output_ids`: without the stop id."""
+    def read(
+        self,
+        input_ids: list[int],
+        output_ids: list[int],
+        tools: Sequence[Json],
+        shown: str | None = None,
+    ) -> Reading:
+        """The answer to `input_ids`. `output_ids`: without the stop id. `shown`: their text with
+        special tokens, where it was decoded already.
+        """
         start, _ = self._thinking
-        thinking = self._decode(input_ids[-_THINK_TAIL:]).rstrip().endswith(start)
-        shown = self._decode(output_ids)
+        thinking = self._opens_thinking and (
+            self._decode(input_ids[-_THINK_TAIL:]).rstrip().endswith(start)
+        )
+        if shown is None:
+            shown = self._decode(output_ids)
         text = self._text(output_ids) if self._special.search(shown) else shown
         parsed = parse_answer(text, thinking, tools=tools, markers=self._thinking)
         if text is shown:
@@ -57,7 +68,7 @@ class Reader:
         return "".join([*parts, self.chat.text(ids[begin:])])
 
     def _decode(self, ids: list[int]) -> str:
-        return str(self.chat.tokenizer.decode(ids, skip_special_tokens=False))
+        return self.chat.decode(ids, skip_special_tokens=False)
 
     def _id_of(self, token: str) -> int:
         return int(self.chat.tokenizer.get_added_vocab().get(token, _NO_ID))
@@ -65,6 +76,11 @@ class Reader:
     @functools.cached_property
     def _thinking(self) -> tuple[str, str]:
         return thinking_markers(self.chat.template)
+
+    @functools.cached_property
+    def _opens_thinking(self) -> bool:
+        """Whether a prompt may end in the start of thinking: the template would write it."""
+        return self._thinking[0] in self.chat.template
 
     @functools.cached_property
     def _markers(self) -> dict[int, str]:

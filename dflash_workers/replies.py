@@ -22,6 +22,8 @@ from dflash_workers.questions import (
     STOP_STRING,
     TEXT_ROAD,
     Question,
+    Shown,
+    are_ids,
 )
 
 # What engines call the end of an answer. Tool calls end it as any other stop does.
@@ -64,6 +66,7 @@ class Checked:
     finish_reason: str
     notes: tuple[str, ...]
     spec: Json
+    shown: Shown | None = None  # of the ids but the one that stopped it
 
 
 def check(reply: Reply, question: Question, tokenizer: Tokenizer | None) -> Checked:
@@ -74,10 +77,11 @@ def check(reply: Reply, question: Question, tokenizer: Tokenizer | None) -> Chec
     stop_ids = _stop_ids(reply, finish, question)
     left_out = [] if sampled and sampled[-1] in stop_ids else stop_ids
     _check_ids(sampled + left_out, question)
+    shown = None
     if reply.output_ids is not None:
         _check_count(reply, finish, len(sampled), bool(left_out))
         is_stop_last = bool(stop_ids) and not left_out
-        _check_text(reply, finish, sampled[:-1] if is_stop_last else sampled, tokenizer)
+        shown = _check_text(reply, finish, sampled[:-1] if is_stop_last else sampled, tokenizer)
     notes, spec = [], reply.spec
     if reply.output_ids is None:
         notes.append(TEXT_ROAD)
@@ -87,7 +91,7 @@ def check(reply: Reply, question: Question, tokenizer: Tokenizer | None) -> Chec
         sampled = sampled + left_out
     elif left_out:
         notes.append(STOP_ID_UNKNOWN)
-    return Checked(sampled, finish, tuple(notes), spec)
+    return Checked(sampled, finish, tuple(notes), spec, shown)
 
 
 def _finish(reply: Reply) -> str:
@@ -130,7 +134,7 @@ def _check_prompt(reply: Reply, question: Question, tokenizer: Tokenizer | None)
 
 def _check_ids(ids: list[int], question: Question) -> None:
     size = question.vocab_size
-    _expect(all(type(i) is int and 0 <= i < size for i in ids), f"an id is not below {size}")
+    _expect(are_ids(ids, size), f"an id is not below {size}")
     prompt = question.input_ids
     _expect(
         len(prompt) < _MIN_PROMPT or ids[: len(prompt)] != prompt,
@@ -148,17 +152,27 @@ def _check_count(reply: Reply, finish: str, num_sampled: int, is_stop_left_out: 
     _expect(num_most > 0 or finish == ABORT, "the output is empty")
 
 
-def _check_text(reply: Reply, finish: str, words: list[int], tokenizer: Tokenizer | None) -> None:
-    """`words`: the ids that the text is of."""
+def _check_text(
+    reply: Reply, finish: str, words: list[int], tokenizer: Tokenizer | None
+) -> Shown | None:
+    """`words`: the ids that the text is of. Returns what they say, where that is known now."""
     if reply.text is None or tokenizer is None:
-        return
-    decoded = tokenizer.decode(words, skip_special_tokens=not reply.has_special)
-    ours, theirs = _letters(decoded), _letters(reply.text)
+        return None
     is_whole = finish in (STOP, LENGTH)  # else the text ends before the stop string, or lags behind
+    theirs = _letters(reply.text)
+
+    def is_text(decoded: str) -> bool:
+        ours = _letters(decoded)
+        return ours == theirs if is_whole else ours.startswith(theirs)
+
+    shown = decoded = tokenizer.decode(words, skip_special_tokens=False)
+    if not is_text(shown) and not reply.has_special:
+        decoded = tokenizer.decode(words, skip_special_tokens=True)
     _expect(
-        ours == theirs if is_whole else ours.startswith(theirs),
+        is_text(decoded),
         f"its text is not that of its ids: {reply.text[-80:]!r} for {decoded[-80:]!r}",
     )
+    return Shown(len(words), shown)
 
 
 def _letters(text: str) -> str:

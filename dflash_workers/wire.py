@@ -10,8 +10,8 @@ from __future__ import annotations
 import email.utils
 import math
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import AbstractAsyncContextManager, contextmanager
 
 import aiohttp
 import orjson
@@ -47,6 +47,7 @@ class Wire:
         self.url = url.rstrip("/")
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0),
+            cookie_jar=aiohttp.DummyCookieJar(),  # looked through and written for each request
             headers={"Content-Type": "application/json"},
         )
 
@@ -56,23 +57,25 @@ class Wire:
 
     async def call(self, path: str, timeout_s: float, question: Json | None = None) -> bytes:
         """The reply's body: of a POST where there is a question, else of a GET."""
-        async with self._replied(path, timeout_s, question) as response:
-            return await self._accepted(response)
+        with self._translated():
+            async with self._request(path, timeout_s, question) as response:
+                return await self._accepted(response)
 
     async def events(
         self, path: str, timeout_s: float, question: Json
     ) -> AsyncGenerator[bytes, None]:
         """The bodies of server-sent events; of a server that doesn't stream, its one reply."""
-        async with self._replied(path, timeout_s, question) as response:
-            if response.status != 200 or response.content_type != "text/event-stream":
-                yield await self._accepted(response)
-                return
-            rest = b""
-            async for received in response.content.iter_any():
-                *lines, rest = (rest + received).split(b"\n")
-                for line in lines:
-                    if line.startswith(_EVENT) and line[len(_EVENT) :].strip() != _LAST_EVENT:
-                        yield line[len(_EVENT) :]
+        with self._translated():
+            async with self._request(path, timeout_s, question) as response:
+                if response.status != 200 or response.content_type != "text/event-stream":
+                    yield await self._accepted(response)
+                    return
+                rest = b""
+                async for received in response.content.iter_any():
+                    *lines, rest = (rest + received).split(b"\n")
+                    for line in lines:
+                        if line.startswith(_EVENT) and line[len(_EVENT) :].strip() != _LAST_EVENT:
+                            yield line[len(_EVENT) :]
 
     def error_of(self, status: int, detail: str, retry_after_s: float = 0.0) -> FleetError:
         """What a refusal is to us."""
@@ -93,17 +96,14 @@ class Wire:
         code = facts.get("code")
         return self.error_of(code if type(code) is int else 500, str(facts.get("message")))
 
-    @asynccontextmanager
-    async def _replied(
+    def _request(
         self, path: str, timeout_s: float, question: Json | None
-    ) -> AsyncIterator[aiohttp.ClientResponse]:
+    ) -> AbstractAsyncContextManager[aiohttp.ClientResponse]:
         method, body = ("GET", None) if question is None else ("POST", orjson.dumps(question))
         limit = aiohttp.ClientTimeout(total=timeout_s, sock_connect=_CONNECT_S)
-        with self._translated():
-            async with self._session.request(
-                method, self.url + path, data=body, timeout=limit, allow_redirects=False
-            ) as response:
-                yield response
+        return self._session.request(
+            method, self.url + path, data=body, timeout=limit, allow_redirects=False
+        )
 
     async def _accepted(self, response: aiohttp.ClientResponse) -> bytes:
         body = await response.read()

@@ -24,6 +24,7 @@ from dflash_workers.contract.escaping import Escaping, control_tokens, encode_ma
 from dflash_workers.contract.records import Json
 
 if TYPE_CHECKING:
+    from tokenizers import Tokenizer
     from transformers import PreTrainedTokenizerBase
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
@@ -103,7 +104,17 @@ class Chat:
 
     def text(self, ids: list[int]) -> str:
         """Ids as text, without special tokens such as the stop id."""
-        return str(self.tokenizer.decode(ids, skip_special_tokens=True))
+        return self.decode(ids, skip_special_tokens=True)
+
+    def decode(self, token_ids: list[int], *, skip_special_tokens: bool) -> str:
+        """Ids as text."""
+        return str(self._decoder.decode(token_ids, skip_special_tokens=skip_special_tokens))
+
+    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        """A text's ids; what looks like a special token becomes one."""
+        # Without the place of each id in the text, which takes a quarter of the time.
+        (encoding,) = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        return list(encoding.ids)
 
     def thinking_end_id(self) -> int:
         """The id that ends thinking, for run.json; -1 where the tokenizer has no such id."""
@@ -122,7 +133,23 @@ class Chat:
     def _encode(self, text: str, is_marked: bool) -> list[int]:
         if is_marked:
             return encode_marked(self.tokenizer, text)
-        return list(self.tokenizer.encode(text, add_special_tokens=False, verbose=False))
+        return self.encode(text, add_special_tokens=False)
+
+    @cached_property
+    def _backend(self) -> Tokenizer:
+        """What transformers' tokenizer wraps: each call of it takes as long again as the work. It
+        would set these two aside at every call."""
+        backend: Tokenizer = self.tokenizer.backend_tokenizer
+        backend.no_truncation()
+        backend.no_padding()
+        return backend
+
+    @cached_property
+    def _decoder(self) -> Tokenizer | PreTrainedTokenizerBase:
+        """The wrapper where it changes what is decoded: spaces, of old models that are no BPE."""
+        is_bpe = type(self._backend.model).__name__ == "BPE"
+        cleans_up = self.tokenizer.clean_up_tokenization_spaces and not is_bpe
+        return self.tokenizer if cleans_up else self._backend
 
     @cached_property
     def control_tokens(self) -> tuple[str, ...]:

@@ -5,6 +5,7 @@ Lines end in "\\n" and in nothing else: U+2028, U+0085 and vertical tabs are ord
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterable
 from typing import Any, TypeVar
 
@@ -15,6 +16,7 @@ from dflash_workers.contract.errors import Corrupt
 from dflash_workers.contract.records import decode
 
 ZSTD_LEVEL = 3
+_SMALL = 1 << 16  # bytes; of these a thread's compressor stays, a few hundred KB
 
 Record = TypeVar("Record")
 
@@ -42,8 +44,20 @@ def load_lines(record: type[Record], body: bytes) -> list[Record]:
     return [load(record, line) for line in body.split(b"\n") if line]
 
 
+class _Kept(threading.local):
+    """Each thread's own: to make one and throw it away takes longer than a small body."""
+
+    def __init__(self) -> None:
+        self.compressor = zstandard.ZstdCompressor(level=ZSTD_LEVEL)
+
+
+_kept = _Kept()
+
+
 def compress(body: bytes) -> bytes:
     """zstd, with the content size in the frame's header."""
+    if len(body) <= _SMALL:
+        return _kept.compressor.compress(body)
     return zstandard.ZstdCompressor(level=ZSTD_LEVEL).compress(body)
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import fill
-from benchmarks.fill import Load
+from benchmarks.fill import Fill, Load
 from benchmarks.fill_live import Seen, figures_of
 from benchmarks.fleet_run import Prompts, write_prompts
 
@@ -33,6 +33,25 @@ def test_live_figures_are_ratios_of_means_at_each_limit() -> None:
     assert figures["fill.h200_256"].is_met is True
     assert figures["worker.cpu_ms"].value == pytest.approx(1.2)
     assert "worker.cpu_ms" not in {f.figure for f in figures_of(seen, 48, "h200")}
+
+
+def test_the_gate_is_the_lower_of_the_workers_own_choices(monkeypatch: pytest.MonkeyPatch) -> None:
+    shares = {256: 0.99, 64: 0.98}
+    monkeypatch.setattr(
+        fill,
+        "measure",
+        lambda load: Fill(0.5 if load.num_batches else shares[load.batch_size], 1.0, 1, 1.0),
+    )
+
+    figures, prose = fill.measure_simulated(fill.full_loads())
+
+    assert (figures[0].figure, figures[0].value, figures[0].is_met) == (
+        "fill.simulated",
+        0.98,
+        True,
+    )
+    assert [figure.value for figure in figures[1:]] == [0.99, 0.5, 0.5, 0.98, 0.5, 0.5]
+    assert "in 1 or 2 ms" in prose
 
 
 @pytest.mark.slow

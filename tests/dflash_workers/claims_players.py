@@ -7,6 +7,7 @@ prompts go on beside it, as in holds and rollout. What is answered is held again
 
 from __future__ import annotations
 
+import asyncio
 from collections import deque
 from collections.abc import Generator
 from functools import partial
@@ -26,7 +27,7 @@ class Worker:
     def __init__(self, batch: Batch) -> None:
         hints = batch.campaign.hints
         self._batch = batch
-        self._journals = Journals(hints.redis, hints.keys, hints.where)
+        self._journals = Journals(hints.redis, hints.keys, hints.where, together_s=0)
         self._begin()
 
     def _begin(self) -> None:
@@ -122,7 +123,7 @@ class Worker:
     def _start(self, prompt: Prompt) -> None:
         """Unless it is noted: looked up once more."""
         assert self._journal
-        if not self._journal.find(prompt.key, 0, ANSWER.input_ids):
+        if not asyncio.run(self._journal.find(prompt.key, 0, ANSWER.input_ids)):
             is_sure = self._doing == "works" and not self._news and not self._in_doubt
             assert not (is_sure and prompt.key in self._noted_before), "noted before its claim"
             self._running.add(prompt.key)
@@ -131,7 +132,7 @@ class Worker:
         assert self._journal
         book = self._batch.book
         self._running.remove(prompt.key)
-        self._journal.keep(prompt.key, ANSWER)
+        asyncio.run(self._journal.keep(prompt.key, ANSWER))
         book.noted.add(prompt.key)
         book.has_zombie_row |= book.holder != self.attempt or book.commit is not None
 

@@ -165,6 +165,25 @@ def test_an_engine_that_is_healthy_and_yet_gives_nothing_is_stuck(asking: Asking
     assert len(asking.fake.requests) == 1
 
 
+def test_an_answer_that_takes_seconds_at_the_pace_seen_is_one_reply_and_its_silence_still_counts(
+    asking: Asking,
+) -> None:
+    asking.patience = dataclasses.replace(PATIENCE, request_s=60)
+
+    async def ask(engine: Engine) -> str | None:
+        for number in range(17):
+            await engine.generate(asking.question(f"long {number}", 100))
+        with pytest.raises(EngineUnavailable, match="no new id in any request"):
+            await engine.generate(asking.question("hang", 1000))
+        return await engine.died()
+
+    died = asking.run(ask)
+
+    assert died and "no new id in any request for 0.3 s" in died
+    streamed = [bool(request.get("stream")) for request in asking.fake.requests]
+    assert streamed == [True] * 16 + [False] * 2
+
+
 def test_a_request_may_wait_in_the_engine_while_others_go_on(asking: Asking) -> None:
     asking.patience = dataclasses.replace(PATIENCE, request_s=60)
 

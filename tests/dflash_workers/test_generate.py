@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import time
+from typing import cast
 
 import pytest
 import redis
@@ -185,7 +187,7 @@ def test_retaking_after_a_stall_reads_the_journal_again(
     ids = chat.prompt_ids([{"role": "user", "content": "say:late"}], [])
     noted = chat.tokenizer.encode("noted by another")
     answer = Answer(0, ids, noted, [len(noted)], "", "", [], "stop", 0, 0.1, 1)
-    worker.site.journals.open(late).keep(prompt("say:late").key, answer)
+    asyncio.run(worker.site.journals.open(late).keep(prompt("say:late").key, answer))
     redis_client.delete(hints.keys.lease(message.run, late.name))
     thread.join()
 
@@ -266,7 +268,8 @@ def test_a_holder_that_lost_its_batch_in_a_flush_notes_again_what_had_ended(
     thread.join(10)
     assert not thread.is_alive()
     assert len(engine.aborted) == 1
-    assert any(field.endswith(b":0") for field in redis_client.hkeys(journal))
+    noted = cast("list[bytes]", redis_client.hkeys(journal))
+    assert any(field.endswith(b":0") for field in noted)
 
 
 def test_a_holder_that_lost_a_batch_which_has_its_commit_leaves_no_notes(

@@ -71,7 +71,7 @@ def test_notes_hold_the_whole_and_never_shrink_when_the_engine_begins_anew(
         for num_ids in (99, 100, 150, 30, 120, 210):  # asked again after 150
             listener.hear(list(range(num_ids)))
             await asyncio.sleep(0.05)
-            found = journal.find("k", 0, ASKED)
+            found = await journal.find("k", 0, ASKED)
             seen.append(len(found.output_ids) if found else 0)
 
     seen: list[int] = []

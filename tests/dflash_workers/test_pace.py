@@ -35,6 +35,21 @@ def test_the_slower_of_the_configured_and_the_seen_pace_counts(
     assert pace.limit_s(100) == pytest.approx(limit_s)
 
 
+@pytest.mark.parametrize(
+    ("num_seen", "token_s", "word_ids"),
+    [(15, 0.01, 64), (16, 0.01, 1000), (16, 0.7, 64), (64, 0.004, 2500)],
+)
+def test_a_word_is_what_comes_in_ten_seconds_and_never_a_short_one(
+    num_seen: int, token_s: float, word_ids: int
+) -> None:
+    pace = Pace(PATIENCE)
+
+    for _ in range(num_seen):
+        pace.note(100, 100 * token_s)
+
+    assert pace.word_ids() == pytest.approx(word_ids, abs=1)
+
+
 def test_old_answers_are_forgotten() -> None:
     pace = Pace(PATIENCE)
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import time
 
 import orjson
+import pytest
 import redis
 
 from dflash_workers.contract.commit import publish, seal_rows
 from dflash_workers.contract.hints import Hints
 from dflash_workers.contract.keys import RunKeys
+from dflash_workers.contract.lines import compress
 from dflash_workers.contract.records import SCHEMA_VERSION, BatchMessage, Commit, Rejection
 from dflash_workers.contract.store import Store
 from dflash_workers.progress import Meter, ProgressWriter, measure
@@ -22,9 +24,14 @@ NAMES = (
 
 
 def commit(store: Store, message: BatchMessage, num_rows: int, num_rejected: int = 0) -> None:
-    body, sha256 = seal_rows([])
+    body, _sha256 = seal_rows([])
+    publish(store, a_commit(message, num_rows, num_rejected), body)
+
+
+def a_commit(message: BatchMessage, num_rows: int, num_rejected: int) -> Commit:
+    _body, sha256 = seal_rows([])
     now = time.time()
-    made = Commit(
+    return Commit(
         schema=SCHEMA_VERSION,
         run=message.run,
         segment=message.segment,
@@ -42,7 +49,6 @@ def commit(store: Store, message: BatchMessage, num_rows: int, num_rejected: int
         worker="w",
         engine={},
     )
-    publish(store, made, body)
 
 
 def batches(*sizes: int) -> list[list]:  # type: ignore[type-arg]
@@ -114,7 +120,113 @@ def test_an_object_is_read_once(plan: Plan, store: Store) -> None:
     again = meter.measure()
 
     assert again.completed == measured.completed
-    assert read == []
+    assert [url.rpartition("/")[2] for url in read] == ["000001.json"]  # has more been planned?
+
+
+def asked_of(store: Store) -> list[str]:
+    """Keys and prefixes that are asked for from now on, below the run's own."""
+    asked: list[str] = []
+
+    def note(operation: str, name: str) -> None:
+        store.client.meta.events.register(
+            f"provide-client-params.s3.{operation}",
+            lambda params, **_: asked.append(params[name].split("/", 2)[2]),
+        )
+
+    note("GetObject", "Key")
+    note("ListObjectsV2", "Prefix")
+    return asked
+
+
+def test_who_counts_next_goes_on_where_the_last_one_was(plan: Plan, store: Store) -> None:
+    first, second, third = plan.add(*batches(4, 3, 2))
+    commit(store, first, 3, 1)
+    former = Meter(store, plan.spec.run)
+    former.measure()
+    former.keep()
+    commit(store, second, 3)
+    asked = asked_of(store)
+
+    meter = Meter(store, plan.spec.run)
+    measured = meter.measure()
+
+    assert (measured.total, measured.completed, measured.failed) == (9, 6, 1)
+    assert [name for name in asked if name.startswith("commits/") and name.endswith(".json")] == [
+        f"commits/000000/{second.batch}.json"
+    ]
+    assert meter.counted.rejections == {"why": 1}
+    assert meter.counted.uncommitted == {"0": {third.batch: 2}}
+
+
+def test_a_segment_that_is_done_is_never_listed_again(plan: Plan, store: Store) -> None:
+    (done,) = plan.add(*batches(2))
+    plan.add([prompt("open")])
+    commit(store, done, 2)
+    meter = Meter(store, plan.spec.run)
+    meter.measure()
+    asked = asked_of(store)
+
+    meter.measure()
+
+    assert [name for name in asked if name.startswith("commits/")] == ["commits/000001/"]
+
+
+def test_a_long_backlog_is_counted_in_steps_and_by_whoever_has_counted_more(
+    plan: Plan,
+    store: Store,
+    hints: Hints,
+    redis_client: redis.Redis,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    run, messages = plan.spec.run, plan.add(*batches(*[1] * 5))
+    for message in messages:
+        commit(store, message, 1)
+    monkeypatch.setattr("dflash_workers.progress._READ_AT_ONCE", 2)
+    meter = Meter(store, run)
+    steps = [(meter.catch_up(), meter.counted.completed) for _ in range(3)]
+    one, two = (ProgressWriter(redis_client, hints.keys, store, run) for _ in range(2))
+
+    assert steps == [(False, 2), (False, 4), (True, 5)]
+    assert one.write()
+    store.delete(RunKeys(run).counted)  # as if it had not been kept
+    one.leave()
+    assert [two.write(), one.write()] == [True, False]
+    two.leave()
+    asked = asked_of(store)
+    assert one.write()
+    assert not [name for name in asked if name.startswith("commits/0") and ".json" in name]
+    one.leave()
+
+
+@pytest.mark.parametrize(
+    "kept", [b"", b"not zstd", compress(b"[]"), compress(b'{"version": 0}'), compress(b"{")]
+)
+def test_what_was_kept_and_cannot_be_used_is_counted_again(
+    plan: Plan, store: Store, kept: bytes
+) -> None:
+    (first,) = plan.add(*batches(2))
+    commit(store, first, 2)
+    store.replace(RunKeys(plan.spec.run).counted, kept)
+
+    assert measure(store, plan.spec.run).completed == 2
+
+
+def test_commits_without_a_shard_are_counted_until_they_have_one_or_are_in_quarantine(
+    plan: Plan, store: Store
+) -> None:
+    first, second, third, _open = plan.add(*batches(1, 1, 1, 1))
+    for message in (first, second, third):
+        commit(store, message, 1)
+    keys, meter = RunKeys(plan.spec.run), Meter(store, plan.spec.run)
+    meter.measure()
+    meter.look_for_shards()
+    seen = [meter.counted.num_untokenized]
+
+    store.put_new(keys.shard(0, first.batch), b"arrow")
+    store.put_new(keys.quarantine(0, second.batch), b"{}")
+    meter.look_for_shards()
+
+    assert [*seen, meter.counted.num_untokenized, meter.counted.num_quarantined] == [3, 1, 1]
 
 
 def test_the_file_has_exactly_these_names_and_one_writer(

@@ -9,7 +9,7 @@ import pytest
 
 from dflash_workers.contract.errors import EngineUnavailable
 from dflash_workers.contract.records import Sampling
-from dflash_workers.questions import Question
+from dflash_workers.questions import Question, Shown
 from dflash_workers.replies import Checked, Reply, check
 from tests.tiny_model import VOCAB_SIZE
 
@@ -42,7 +42,8 @@ def checked(reply: Reply, tokenizer: Any, *stop_ids: int) -> Checked:
 def test_a_reply_in_order_is_kept_as_it_is(good: Reply, tokenizer: Any) -> None:
     found = checked(good, tokenizer)
 
-    assert found == Checked(good.output_ids or [], "stop", (), {})
+    shown = Shown(len(good.output_ids or []) - 1, good.text or "")
+    assert found == Checked(good.output_ids or [], "stop", (), {}, shown)
 
 
 CONTRADICTIONS: dict[str, dict[str, Any]] = {

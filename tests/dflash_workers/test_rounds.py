@@ -236,7 +236,7 @@ def test_a_batch_that_needs_no_engine_commits_while_there_is_none(
     journal = worker.site.journals.open(Claim(message, "earlier"))
     (row,) = read_rows(store, commit_of(store, source))
     for answer in row.answers:
-        journal.keep(row.key, answer)
+        asyncio.run(journal.keep(row.key, answer))
     blame(earlier_holder(worker, message), poison, times=2, alone=True)
     num_asked = len(engine.asked)
 
