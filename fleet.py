@@ -20,21 +20,24 @@ try:
     from typer.core import TyperGroup
     from typer.main import get_group
 
-    from dflash_workers.contract.errors import FleetError
+    from dflash_workers.contract.errors import BadUsage, FleetError
     from dflash_workers.contract.terminal import ExitCode, err
 except KeyboardInterrupt:  # they take a moment, in which people change their minds
     sys.exit(130)
 
 # Whose verbs they are, in the order in which they are tried.
 OWNERS = (
+    "dflash_workers.cli_watch",
     "dflash_workers.cli",
     "dflash_workers.cli_bench",
     "dflash_workers.cli_node",
+    "dflash_workers.cli_promote",
     "producer.cli.enqueue",
     "producer.cli.runs",
     "producer.cli.fates",
     "trainer.cli.tokens",
     "trainer.cli.gate",
+    "trainer.cli.report",
     "trainer.cli.drafter",
     "trainer.cli.parity",
     "demo",
@@ -100,6 +103,9 @@ def main() -> None:
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     try:
         app()
+    except BadUsage as error:
+        err.print(f"dflash-fleet: {error}", markup=False, soft_wrap=True)
+        sys.exit(ExitCode.WRONG_USAGE)
     except FleetError as error:
         if os.environ.get("DFLASH_DEBUG", "0") != "0":
             raise

@@ -41,11 +41,33 @@ class Pace:
     per_request_s: float = 0.0
     knee: int = 1 << 30  # more requests than this: a step takes `collapse` times as long
     collapse: float = 1.0
+    drafter: Drafter | None = None
 
     def step_s(self, num_running: int) -> float:
         """Seconds in which each of them gains one token."""
         slower = self.collapse if num_running > self.knee else 1.0
-        return (self.base_s + self.per_request_s * num_running) * slower
+        drafted = self.drafter.step_factor(num_running) if self.drafter else 1.0
+        return (self.base_s + self.per_request_s * num_running) * slower * drafted
+
+
+@dataclass(frozen=True, slots=True)
+class Drafter:
+    """A pretended one: `simulated.json` in its folder."""
+
+    accept_length: float  # tokens of a verify step
+    step_cost: float  # of a verify step, over a plain one
+    step_cost_per_request: float = 0.0
+
+    @classmethod
+    def read(cls, folder: Path) -> Drafter:
+        """Raises KeyError where the drafter is one that can't be loaded."""
+        facts = orjson.loads((folder / "simulated.json").read_bytes())
+        return cls(facts["accept_length"], facts["step_cost"], facts["step_cost_per_request"])
+
+    def step_factor(self, num_running: int) -> float:
+        """Seconds of a token over those without a drafter."""
+        cost = self.step_cost + self.step_cost_per_request * num_running
+        return cost / self.accept_length
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +119,7 @@ class Words:
     """Answers as JSON: one letter per id, all ids of one width, so that any length is a slice."""
 
     def __init__(self, model_dir: Path) -> None:
+        self.model_path = str(model_dir)
         tokenizer = Tokenizer.from_file(str(model_dir / "tokenizer.json"))
         letters = random.Random(0).choices(string.ascii_lowercase, k=NUM_LETTERS)
         ids = [str(tokenizer.token_to_id(letter)) for letter in letters]
@@ -243,14 +266,17 @@ class SimulatedEngine:
         return web.Response()
 
     async def _server_info(self, _http: web.Request) -> web.Response:
-        return web.json_response({"version": "simulated", "dtype": "float32"})
+        told = {"version": "simulated", "dtype": "float32", "model_path": self._words.model_path}
+        return web.json_response(told | {"max_running_requests": self._max_running})
 
     async def _loads(self, _http: web.Request) -> web.Response:
-        load = {
+        load: Body = {
             "num_running_reqs": len(self._running),
             "num_waiting_reqs": len(self._waiting),
             "token_usage": len(self._running) / self._max_running,
         }
+        if self._pace.drafter:
+            load["speculative"] = {"accept_length": self._pace.drafter.accept_length}
         return web.json_response({"loads": [load]})
 
     async def _metrics(self, _http: web.Request) -> web.Response:
@@ -289,8 +315,10 @@ def main() -> None:
     parser.add_argument("--per-request-ms", type=float, default=0.0)
     parser.add_argument("--knee", type=int, default=1 << 30)
     parser.add_argument("--collapse", type=float, default=1.0)
+    parser.add_argument("--drafter", type=Path, help="folder with simulated.json")
     args = parser.parse_args()
-    pace = Pace(args.step_ms / 1e3, args.per_request_ms / 1e3, args.knee, args.collapse)
+    drafter = Drafter.read(args.drafter) if args.drafter else None
+    pace = Pace(args.step_ms / 1e3, args.per_request_ms / 1e3, args.knee, args.collapse, drafter)
     lengths = Lengths(args.mean_tokens, args.variation)
     engine = SimulatedEngine(Words(args.model), lengths, pace, args.max_running)
     uvloop.run(serve(engine, args.port))

@@ -19,11 +19,12 @@ import typer
 from typer.core import TyperGroup
 
 from dflash_workers.contract.errors import BadInput, NotEnough
+from dflash_workers.contract.provenance import may_differ
 from dflash_workers.contract.settings import load_settings
 from dflash_workers.contract.store import open_store
 from dflash_workers.contract.terminal import ExitCode, err, out, report
 from dflash_workers.logs import set_up_logs
-from dflash_workers.node.folder import NodeFolder, default_folder
+from dflash_workers.node.folder import FAILED, NodeFolder, default_folder
 from dflash_workers.node.layout import BASE_PORT, NodeOptions, lay_out
 from dflash_workers.node.leaving import as_facts, find_held, send_logs
 from dflash_workers.node.machine import Node
@@ -97,6 +98,12 @@ def start(
     drafter: Annotated[
         str, typer.Option(help="Drafter of the preset dflash, as --model.", show_default=False)
     ] = "",
+    override: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="target: though the drafter was trained for another.", show_default=False
+        ),
+    ] = None,
     engine_arg: Annotated[
         list[str] | None,
         typer.Option(help="Any flag of the engine's: '--name value'.", show_default=False),
@@ -146,6 +153,7 @@ def start(
         engine=engine,
         presets=tuple(preset or (THROUGHPUT,)),
         drafter=drafter,
+        may_differ=may_differ(override or ()),
         engine_args=tuple(engine_arg or ()),
         worker_args=tuple(worker_arg or ()),
         stage=stage,
@@ -286,7 +294,7 @@ def _show_growth(path: Path, shown: int) -> int:
 
 
 def _has_ended(facts: dict[str, Any]) -> bool:
-    return facts.get("state") in ("stopped", "given up")
+    return facts.get("state") in ("stopped", "given up", FAILED)
 
 
 def _in_lines(facts: dict[str, Any]) -> dict[str, str]:

@@ -49,7 +49,7 @@ class Vitals:
         self._goodbye = goodbye
         self._limits = limits
         self._watchdog = Watchdog(time.monotonic(), limits.watchdog)
-        self._busy_s = time.monotonic()
+        self._started_s = self._busy_s = time.monotonic()
         self._reported = (time.monotonic(), site.engine.num_tokens)  # when, and tokens until then
         self._process = f"{os.getpid()}-{uuid.uuid4().hex[:8]}"  # tells it from others of its slot
         self._has_beaten = self._has_twin = False
@@ -96,6 +96,10 @@ class Vitals:
             "state": self._state(),
             "batches": f"{len(site.holds)}",
             "in_flight": f"{site.engine.num_running}",
+            # Since this process' start, all three: who compares two heartbeats has a rate.
+            "uptime_s": f"{time.monotonic() - self._started_s:.3f}",
+            "tokens": f"{site.engine.num_tokens}",
+            "replies": f"{site.engine.num_replies}",
             "tokens_per_s": f"{(site.engine.num_tokens - tokens) / max(seconds, 1e-3):.1f}",
             "dropped": f"{site.runs.num_dropped}",  # hints of paused and cancelled runs
             **{name: f"{site.tally[name]}" for name in (FOREIGN, UNREADABLE, DEAD)},

@@ -7,6 +7,7 @@
     |  `- EngineUnavailable   the inference server can't be reached or is overloaded
     |- Permanent              the same again would fail the same way: say it, reject it
     |  |- BadInput            a file, row, flag or setting that a person gave is wrong
+    |  |  `- BadUsage         of these, a flag or setting: the command's exit status is 2
     |  |- AccessDenied        a password, key or permission is wrong
     |  |- Missing             a named thing (run, bucket, object, model) does not exist
     |  |- Conflict            a key that may be written once holds something else
@@ -58,6 +59,10 @@ class Permanent(FleetError):
 
 class BadInput(Permanent):
     """What a person gave (file, row, flag, setting) is wrong."""
+
+
+class BadUsage(BadInput):
+    """A flag or setting is wrong or missing, whatever the files, S3 and Redis hold."""
 
 
 class AccessDenied(Permanent):

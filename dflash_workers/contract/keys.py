@@ -9,6 +9,8 @@ S3, below <prefix>/<run>/ ("once": written with If-None-Match: *, never changed 
     plan/prompts/<n>.<hash>.jsonl.zst        producer, once     a frame per batch, Prompt per line
     control/<n>.json                         producer, once     ControlEntry
     canary.json                              first worker, once what the engine must reproduce
+    serving/<n>.json                         promote, once      ServingEntry
+    serving.json                             promote            the last of them, for people
     data/<segment>/<batch>/<attempt>.jsonl.zst  worker, once    Row per line
     commits/<segment>/<batch>.json           worker, once       Commit
     tokens/<version>/<segment>/<batch>.arrow tokenizer, once    samples: ids and loss mask
@@ -16,11 +18,16 @@ S3, below <prefix>/<run>/ ("once": written with If-None-Match: *, never changed 
     tokens/<version>/compact/<attempt>.arrow compact, once      the samples of many shards
     tokens/<version>/compact/<n>.json        compact, once      which shards those hold
     progress.json                            one worker at a time, by lease
+    counted.json.zst                         the same, replaced what progress.json was counted from
+    prices.json                              estimate, replaced what a GPU costs
     probe/<random>                           worker's start     removed at once
-    train/<name>/...                         trainer
+    train/<name>/order/<n>.json              trainer, once      OrderEntry: the next shards to use
+    train/<name>/checkpoints/step-<n>/...    trainer            safetensors; state.json comes last
+    train/<name>/metrics.jsonl               trainer, replaced  a line per step
     nodes/<host>/<log>.zst                   node leave         logs, for people; replaced
 
-Beside the runs, put there by people: models/<target name>/, what `node` without --model serves.
+Beside the runs: models/<target name>/, what `node` without --model serves, put there by people; and
+drafters/<id>/, exports that `promote` put there, complete once their SHA256SUMS is there.
 
 Redis, all below one configurable prefix ("dflash:"):
 
@@ -32,9 +39,15 @@ Redis, all below one configurable prefix ("dflash:"):
     journal:<run>:<b>   hash        journal             next holder   JOURNAL_S, or the commit
     suspects:<run>:<b>  hash        poison              next holder   JOURNAL_S, or the commit
     progress:<run>      string      progress            progress      lease of the one writer
+    events              stream      roll                report        the newest of events.py
+    roll                hash        roll                roll          who was seen last, and when
+    observer            string      roll                roll          lease of the one observer
     sweep:<run>         string      tokenizers          tokenizers    until the next sweep is due
     tokenizers          string      tokenizers          worker        while any is up
     worker:<slot>       hash        worker              status        WORKER_S, refreshed
+    serves:<slot>       hash        node                promote       WORKER_S, refreshed
+    turn:<run>          string      node                nodes         while one engine is changed
+    promoter:<run>      string      promote             nodes         lease of the one promoter
     dead:<reason>       list        tasks, inbox        people        the newest DEAD_KEPT
 
 A batch is named "<segment>/<batch>" in Redis, so that the name is enough to find its plan.
@@ -48,9 +61,12 @@ LEASE_MS = 15_000
 REAP_DEADLINE_MS = 5_000
 JOURNAL_S = 24 * 3600
 WORKER_S = 15
+TURN_S = 60
+PROMOTER_S = 30
 DEAD_KEPT = 1000
 
 TOKENS_VERSION = "v1"
+DRAFTERS = "drafters/"  # beside the runs
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +82,14 @@ class RunKeys:
     @property
     def progress(self) -> str:
         return f"{self.run}/progress.json"
+
+    @property
+    def counted(self) -> str:
+        return f"{self.run}/counted.json.zst"
+
+    @property
+    def prices(self) -> str:
+        return f"{self.run}/prices.json"
 
     @property
     def plan_log(self) -> str:
@@ -99,6 +123,13 @@ class RunKeys:
     def canary(self) -> str:
         return f"{self.run}/canary.json"
 
+    def serving(self, number: int) -> str:
+        return f"{self.run}/serving/{number:06d}.json"
+
+    @property
+    def serving_now(self) -> str:
+        return f"{self.run}/serving.json"
+
     @property
     def all_data(self) -> str:
         return f"{self.run}/data/"
@@ -131,6 +162,9 @@ class RunKeys:
     def train(self, name: str) -> str:
         return f"{self.run}/train/{name}/"
 
+    def order_entry(self, name: str, number: int) -> str:
+        return f"{self.train(name)}order/{number:06d}.json"
+
 
 @dataclass(frozen=True, slots=True)
 class RedisKeys:
@@ -157,6 +191,18 @@ class RedisKeys:
         return f"{self.prefix}progress:{run}"
 
     @property
+    def events(self) -> str:
+        return f"{self.prefix}events"
+
+    @property
+    def roll(self) -> str:
+        return f"{self.prefix}roll"
+
+    @property
+    def observer(self) -> str:
+        return f"{self.prefix}observer"
+
+    @property
     def tokenizers(self) -> str:
         return f"{self.prefix}tokenizers"
 
@@ -165,6 +211,15 @@ class RedisKeys:
 
     def worker(self, slot: str) -> str:
         return f"{self.prefix}worker:{slot}"
+
+    def serves(self, slot: str) -> str:
+        return f"{self.prefix}serves:{slot}"
+
+    def turn(self, run: str) -> str:
+        return f"{self.prefix}turn:{run}"
+
+    def promoter(self, run: str) -> str:
+        return f"{self.prefix}promoter:{run}"
 
     def dead(self, reason: str) -> str:
         return f"{self.prefix}dead:{reason}"

@@ -18,10 +18,11 @@ from pathlib import Path
 import orjson
 import psutil
 
-from dflash_workers.contract.errors import BadInput, Missing, NotEnough
+from dflash_workers.contract.errors import BadInput, FleetError, Missing, NotEnough
 from dflash_workers.contract.records import Json
 
 POLL_S = 0.1
+FAILED = "failed"  # the state of a node that could not start
 
 
 def default_folder() -> Path:
@@ -49,7 +50,10 @@ class NodeFolder:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """As the node that runs here. Raises BadInput where one does already."""
+        """As the node that runs here; what keeps it from starting stays to be read.
+
+        Raises BadInput where one runs already.
+        """
         self.make()
         with self._lock.open("ab") as lock:
             try:
@@ -60,7 +64,11 @@ class NodeFolder:
                     "`dflash-fleet node stop` ends it; another one wants a --state of its own"
                 ) from error
             self.write({"pid": os.getpid(), "state": "starting"})
-            yield
+            try:
+                yield
+            except FleetError as error:
+                self.write(self.read() | {"state": FAILED, "why": f"{error}"})
+                raise
 
     def is_alive(self) -> bool:
         """Whether a node runs here."""

@@ -24,6 +24,7 @@ log = logging.getLogger(__name__)
 
 TICK_S = 0.5
 WAIT_S = 2.0
+CHANGE_GRACE_S = 10.0
 LAST_LINES = 25
 
 
@@ -66,6 +67,10 @@ class Program(Protocol):
     def check(self, child: Child) -> None:
         """Asked while it serves: raise where it lives and is no good any more."""
 
+    def prepare_change(self) -> bool:
+        """Asked while it serves: whether it shall be started anew, as something else. What must be
+        done before it is stopped is done then."""
+
     def may_end(self, exit_status: int) -> bool:
         """Whether such an end is none to mend."""
 
@@ -85,13 +90,16 @@ class Kept:
         self._limits = limits
         self._num_failures = 0
         self._is_over = False  # nothing may be started any more
+        self._is_renewed = False  # its process was ended by us, to be started again
         self._starting = threading.Lock()
 
     def run(self, leaving: threading.Event) -> None:
         """Until told to leave, ended in peace, or given up; then call `stop`."""
-        while not leaving.is_set():
+        while not (leaving.is_set() or self._is_over):
             try:
                 self._serve(leaving)
+                if self.state is State.WAITING:  # it was renewed
+                    continue
                 return
             except FleetError as error:
                 if leaving.is_set():
@@ -105,6 +113,12 @@ class Kept:
         """For good, whatever state it is in: no process of it is left. Safe to repeat."""
         with self._starting:
             self._is_over = True
+        if self.child is not None:
+            self.child.stop(grace_s)
+
+    def renew(self, grace_s: float) -> None:
+        """End its process, as no failure; it is started again as soon as it may be."""
+        self._is_renewed = True
         if self.child is not None:
             self.child.stop(grace_s)
 
@@ -126,17 +140,22 @@ class Kept:
             if self._is_over:
                 return
             self.num_starts += 1
+            self._is_renewed = False
             self.child = child = self._program.start()
             self._become(State.STARTING)
         while not leaving.wait(TICK_S):
             status = child.poll()
             if status is not None:
+                if self._is_renewed:
+                    return self._become(State.WAITING)
                 if self._program.may_end(status):
                     return self._become(State.ENDED)
                 raise EngineFailed(f"{self.name} ended with status {status}")
             if self.state is State.SERVING:
                 self._program.check(child)
                 self._forget_failures()
+                if self._program.prepare_change():
+                    self.renew(CHANGE_GRACE_S)
             elif self._program.is_ready(child):
                 log.info("%s: ready after %.0f s", self.name, self._in_state_s())
                 self._become(State.SERVING)

@@ -20,6 +20,7 @@ from pathlib import Path
 from dflash_workers.contract.errors import EngineFailed, Transient
 from dflash_workers.launcher import Child, spawn
 from dflash_workers.node.effective import check_model, find_differences
+from dflash_workers.node.following import Drafting
 from dflash_workers.node.kept import Kept, Limits
 from dflash_workers.server import EngineConfig, ask_server_info, is_healthy, start_engine
 
@@ -53,6 +54,7 @@ class LaneConfig:
     may_idle_out: bool = False  # a worker that leaves by itself isn't brought back
     check_services: Callable[[], object] = lambda: None  # raises where Redis or S3 is away
     models: tuple[Path, ...] = ()  # staged folders that its engine reads
+    engine_with: Callable[[str], EngineConfig] | None = None  # by a drafter's id: it follows
     limits: Limits = field(default_factory=Limits)
     patience: Patience = field(default_factory=Patience)
 
@@ -63,6 +65,7 @@ class Lane:
     def __init__(self, config: LaneConfig) -> None:
         self.config = config
         self.heartbeat: dict[str, str] = {}  # the worker's, as machine last read it from Redis
+        self.drafting: Drafting | None = None  # where it follows what the fleet serves
         self.engine = Kept(EngineProgram(config, self), config.limits)
         # A worker is ready by its heartbeat, which comes late where Redis is away.
         endless = replace(config.limits, ready_s=math.inf)
@@ -110,6 +113,7 @@ class EngineProgram:
         self._config = config
         self._lane = lane
         self._probed_s = self._healthy_s = self._trusted_s = 0.0
+        self._argv: list[str] = []
 
     def may_start(self) -> bool:
         """It needs nobody."""
@@ -117,7 +121,10 @@ class EngineProgram:
 
     def start(self) -> Child:
         """On its GPU alone."""
-        return start_engine(self._config.engine, self._config.logs / f"{self.name}.log")
+        drafting = self._lane.drafting
+        config = drafting.next_config() if drafting else self._config.engine
+        self._argv = config.argv
+        return start_engine(config, self._config.logs / f"{self.name}.log")
 
     def is_ready(self, child: Child) -> bool:
         """Raises EngineFailed where another server answers in its place."""
@@ -126,9 +133,11 @@ class EngineProgram:
             return False
         check_model(info, self._config.engine.model_dir)
         if self._config.engine.kind == "sglang":
-            for difference in find_differences(self._config.engine.argv, info):
+            for difference in find_differences(self._argv, info):
                 log.warning("%s: %s", self.name, difference)
         self._probed_s = self._healthy_s = self._trusted_s = time.monotonic()
+        if self._lane.drafting:
+            self._lane.drafting.note_ready()
         return True
 
     def check(self, child: Child) -> None:
@@ -150,6 +159,15 @@ class EngineProgram:
             why = self._lane.heartbeat.get("state", "")
             raise EngineFailed(f"{self.name} hangs, says its worker ({why})")
 
+    def prepare_change(self) -> bool:
+        """To another drafter: its worker goes first, with time to hand its batches on."""
+        drafting = self._lane.drafting
+        if drafting is None or not drafting.is_outdated():
+            return False
+        drafting.note_stopped()
+        self._lane.worker.renew(self._config.grace_s + WORKER_GRACE_S)
+        return True
+
     def may_end(self, exit_status: int) -> bool:
         """Never by itself."""
         return False
@@ -167,6 +185,8 @@ class WorkerProgram:
     def may_start(self) -> bool:
         """A worker that starts while Redis or S3 is away ends at once: that is no failure of the
         node's, and its engine had better stay."""
+        if self._lane.drafting and not self._lane.drafting.is_ready:
+            return False
         try:
             self._config.check_services()
         except Transient as error:
@@ -192,6 +212,10 @@ class WorkerProgram:
 
     def check(self, child: Child) -> None:
         """A worker looks after itself (watchdog.py), and ends where it can't."""
+
+    def prepare_change(self) -> bool:
+        """It serves whatever its engine drafts with."""
+        return False
 
     def may_end(self, exit_status: int) -> bool:
         """By itself only where it was told to leave when there is no work."""

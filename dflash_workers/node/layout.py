@@ -11,6 +11,7 @@ import hashlib
 import logging
 import os
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -18,10 +19,13 @@ from pathlib import Path
 import orjson
 import psutil
 
-from dflash_workers.contract.errors import BadInput
+from dflash_workers.contract.errors import BadInput, Corrupt
 from dflash_workers.contract.hints import check_redis, open_redis
+from dflash_workers.contract.keys import DRAFTERS
 from dflash_workers.contract.plan import read_spec
+from dflash_workers.contract.provenance import PROVENANCE, check_made_with
 from dflash_workers.contract.records import Json, RunSpec
+from dflash_workers.contract.serving import NONE
 from dflash_workers.contract.settings import Settings
 from dflash_workers.contract.store import Store, open_store
 from dflash_workers.node.checks import (
@@ -36,8 +40,10 @@ from dflash_workers.node.gpus import Gpu, find_gpus
 from dflash_workers.node.installed import read_versions
 from dflash_workers.node.lane import LaneConfig
 from dflash_workers.node.presets import (
+    DFLASH,
     DIALECT_OF,
     ENGINES,
+    MTP,
     SGLANG,
     THROUGHPUT,
     Wish,
@@ -67,6 +73,7 @@ class NodeOptions:
     engine: str = SGLANG
     presets: tuple[str, ...] = (THROUGHPUT,)
     drafter: str = ""  # a folder, s3:// or hf:
+    may_differ: bool = False  # the drafter's target from the run's
     engine_args: tuple[str, ...] = ()
     worker_args: tuple[str, ...] = ()
     stage: str = AUTO
@@ -93,6 +100,8 @@ def lay_out(options: NodeOptions, settings: Settings, folder: NodeFolder) -> lis
     config = _check_config(model_dir, spec)
     check_gpus(gpus, versions, sum(p.stat().st_size for p in model_dir.glob("*.safetensors")))
     drafter = _stage(options.drafter, shelf, settings) if options.drafter else None
+    if drafter and not options.may_differ:
+        check_made_with(_provenance(drafter), spec, options.drafter)
     wish = Wish(
         engine=options.engine,
         version=version,
@@ -110,7 +119,28 @@ def lay_out(options: NodeOptions, settings: Settings, folder: NodeFolder) -> lis
         _lane(number, gpus[number] if gpus else None, flags, options, settings, folder)
         for number in range(num_lanes)
     ]
-    return [replace(lane, models=(model_dir, *([drafter] if drafter else []))) for lane in lanes]
+    models = (model_dir, *([drafter] if drafter else []))
+    if drafter is not None or {MTP, DFLASH} & set(options.presets):
+        return [replace(lane, models=models) for lane in lanes]
+    drafters = partial(_stage_drafter, shelf=shelf, settings=settings)
+    return [
+        replace(lane, models=models, engine_with=partial(_engine_with, lane.engine, wish, drafters))
+        for lane in lanes
+    ]
+
+
+def _engine_with(
+    engine: EngineConfig, wish: Wish, stage: Callable[[str], Path], drafter: str
+) -> EngineConfig:
+    """The same engine with a drafter of the fleet's, or with none."""
+    if drafter == NONE:
+        return engine
+    wish = replace(wish, presets=(*wish.presets, DFLASH), drafter=stage(drafter))
+    return replace(engine, extra_args=tuple(engine_flags(wish)))
+
+
+def _stage_drafter(drafter: str, *, shelf: Shelf, settings: Settings) -> Path:
+    return stage_model(open_store(settings).url(f"{DRAFTERS}{drafter}"), shelf, settings)
 
 
 def check_services(settings: Settings) -> RunSpec:
@@ -148,6 +178,16 @@ def _check_config(model_dir: Path, spec: RunSpec) -> Json:
     except orjson.JSONDecodeError as error:
         raise BadInput(f"{model_dir / 'config.json'}: not JSON: {error}") from error
     return config
+
+
+def _provenance(drafter: Path) -> Json:
+    """What its folder says of its making. Raises Corrupt."""
+    path = drafter / PROVENANCE
+    try:
+        found: Json = orjson.loads(path.read_bytes()) if path.is_file() else {}
+    except orjson.JSONDecodeError as error:
+        raise Corrupt(f"{path}: not JSON: {error}") from error
+    return found
 
 
 def _lane(

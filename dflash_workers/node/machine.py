@@ -24,8 +24,11 @@ from dflash_workers.contract.errors import FleetError
 from dflash_workers.contract.hints import open_redis, translated_redis
 from dflash_workers.contract.keys import RedisKeys
 from dflash_workers.contract.records import Json
+from dflash_workers.contract.serving import ServingLog
 from dflash_workers.contract.settings import Settings
+from dflash_workers.contract.store import open_store
 from dflash_workers.node.folder import NodeFolder
+from dflash_workers.node.following import Follower
 from dflash_workers.node.kept import Kept, State
 from dflash_workers.node.lane import WORKER_GRACE_S, Lane, LaneConfig
 from dflash_workers.node.rotation import rotate
@@ -55,6 +58,7 @@ class Node:
         self._redis = open_redis(settings, timeout_s=REDIS_TIMEOUT_S)
         self._keys = RedisKeys(settings.redis_prefix)
         self._notices = open_notices(settings)
+        self._follower = self._open_follower()
         self._leaving = threading.Event()
         self._why = ""
         self._notice: Notice | None = None
@@ -64,6 +68,7 @@ class Node:
     def run(self) -> int:
         """Until it is told to leave (0) or gives up (1)."""
         with self._heeding_signals(), Screen() as screen:
+            self._follow()
             for lane in self.lanes:
                 lane.start(self._leaving)
             while not self._leaving.wait(LOOK_EVERY_S):
@@ -89,6 +94,7 @@ class Node:
             self._notice = notice
             return self.leave(f"{notice}")
         self._read_heartbeats()
+        self._follow()
         for kept in self._processes():
             if kept.state is State.GIVEN_UP:
                 return self.leave(
@@ -122,6 +128,26 @@ class Node:
             self._redis_trouble = str(error)
             for lane in self.lanes:
                 lane.heartbeat = {}
+
+    def _follow(self) -> None:
+        """What the fleet is to serve; while Redis or S3 is away, what it was."""
+        try:
+            if self._follower:
+                self._follower.look()
+        except FleetError as error:
+            log.debug("%s", error)  # the heartbeats' reader and the workers say it
+
+    def _open_follower(self) -> Follower | None:
+        following = [lane for lane in self.lanes if lane.config.engine_with]
+        if not following:
+            return None
+        run = self._settings.run
+        serving = ServingLog(open_store(self._settings), run)
+        follower = Follower(serving, self._redis, self._keys, run)
+        for lane in following:
+            assert lane.config.engine_with
+            lane.drafting = follower.add(lane.config.slot, lane.config.engine_with)
+        return follower
 
     def _drain(self) -> None:
         """Workers first, engines last."""
@@ -186,6 +212,7 @@ def describe(lanes: Sequence[Lane], run: str, state: str, why: str) -> Json:
             {
                 "slot": lane.config.slot,
                 "gpu": lane.config.engine.gpu or "cpu",
+                "drafter": lane.drafting.serving if lane.drafting else "",
                 "port": lane.config.engine.port,
                 "engine": _facts_of(lane.engine),
                 "worker": _facts_of(lane.worker) | {"heartbeat": lane.heartbeat},

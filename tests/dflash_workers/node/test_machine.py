@@ -21,9 +21,12 @@ import pytest
 import redis
 
 from dflash_workers.contract.errors import BadInput
+from dflash_workers.contract.hints import open_redis
+from dflash_workers.contract.serving import PROMOTE, ServingLog
 from dflash_workers.contract.settings import Settings
+from dflash_workers.contract.store import Store
 from dflash_workers.embedded import free_ports
-from dflash_workers.node import kept, machine
+from dflash_workers.node import following, kept, machine
 from dflash_workers.node.folder import NodeFolder
 from dflash_workers.node.kept import Limits
 from dflash_workers.node.lane import LaneConfig
@@ -67,7 +70,11 @@ def make_node(tmp_path: Path, redis_settings: Settings) -> Iterator[MakeNode]:
     folder = NodeFolder(tmp_path / "state")
     folder.make()
 
-    def make(mode: str = "ok", settings: Settings = redis_settings) -> Node:
+    def make(
+        mode: str = "ok",
+        settings: Settings = redis_settings,
+        change: Callable[[LaneConfig], LaneConfig] = lambda config: config,
+    ) -> Node:
         python = engine_stand_in.make(tmp_path / "engine", mode)
         lanes = [
             LaneConfig(
@@ -84,7 +91,7 @@ def make_node(tmp_path: Path, redis_settings: Settings) -> Iterator[MakeNode]:
             )
             for number, port in enumerate(free_ports(2))
         ]
-        return Node(lanes, settings, folder)
+        return Node(list(map(change, lanes)), settings, folder)
 
     yield make
 
@@ -160,6 +167,51 @@ def test_a_line_a_minute_says_what_every_lane_does(
     assert node.run() == 0
 
     assert line in caplog.text
+
+
+def test_a_promoted_drafter_takes_each_lane_in_turn_and_no_failure_is_counted(
+    make_node: MakeNode, settings: Settings, store: Store, tmp_path: Path, monkeypatch: Any
+) -> None:
+    monkeypatch.setattr(following, "LOOK_EVERY_S", 0.05)
+    log = ServingLog(store, settings.run)
+
+    def following_one(config: LaneConfig) -> LaneConfig:
+        def engine_with(drafter: str) -> EngineConfig:
+            flags = ("--speculative-draft-model-path", drafter) if drafter else ()
+            return replace(config.engine, extra_args=flags)
+
+        return replace(config, engine_with=engine_with)
+
+    node = make_node(settings=settings, change=following_one)
+
+    def serves(drafter: str) -> bool:
+        return all(
+            lane.drafting and lane.drafting.is_ready and lane.drafting.serving == drafter
+            for lane in node.lanes
+        ) and all(lane.worker.state == "serving" for lane in node.lanes)
+
+    def promote() -> None:
+        log.append(log.last(), PROMOTE, "fast", by="test")
+        until(lambda: serves("fast"), 60)
+        node.leave("seen")
+
+    # Both workers' heartbeats: without them a worker is never ready.
+    with open_redis(settings) as client:
+        for lane in node.lanes:
+            key = f"{settings.redis_prefix}worker:{lane.config.slot}"
+            client.hset(key, items=["state", "up", "in_flight", "0", "tokens_per_s", "0"])
+    once(lambda: serves(""), promote)
+
+    assert node.run() == 0
+
+    starts = [
+        orjson.loads(line)["argv"]
+        for line in (tmp_path / "engine" / "starts").read_text().splitlines()
+    ]
+    assert [argv[-1] == "fast" for argv in starts] == [False, False, True, True]
+    assert worker_words(tmp_path) == ["told", "told"]
+    assert all(kept.why == "" for lane in node.lanes for kept in lane.processes)
+    assert [lane.worker.num_starts for lane in node.lanes] == [2, 2]
 
 
 def test_two_nodes_over_one_folder_are_refused(tmp_path: Path) -> None:
