@@ -74,15 +74,8 @@ def show(
     settings = load_settings({"run": run, "model": model})
     showing = late("trainer.tokens.show")
     tokenizer = late("dflash_workers.contract.chat").load_tokenizer(settings.model)
-    store = open_store(settings)
-    with progress_bar() as bar:
-        task = bar.add_task("shards", note="")
-        samples = showing.find_samples(
-            store,
-            settings.require_run(),
-            prompt,
-            lambda num, total: bar.update(task, completed=num, total=total),
-        )
+    find_samples = late("trainer.tokens.finding").find_samples
+    samples = find_samples(open_store(settings), settings.require_run(), prompt)
     shown = [(sample, showing.pieces_of(sample, tokenizer)) for sample in samples]
     if page:
         write_page(page, showing.page_of(shown))

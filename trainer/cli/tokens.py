@@ -35,6 +35,12 @@ def tokenize(
     follow: Annotated[
         bool, typer.Option("--follow", help="Stay, and take each batch as it is committed.")
     ] = False,
+    metrics_port: Annotated[
+        int, typer.Option(help="With --follow: answer Prometheus here; 0: no.", min=0, max=65535)
+    ] = 0,
+    metrics_host: Annotated[
+        str, typer.Option(help="Where /metrics is answered, without a password.")
+    ] = "127.0.0.1",
     as_json: AsJson = False,
 ) -> None:
     """Make a token shard of every committed batch that has none.
@@ -45,7 +51,8 @@ def tokenize(
     Example: dflash-fleet tokenize --run maths --workers 8
     """
     if follow:
-        follow_commits(load_settings({"run": run, "model": model}), workers)
+        metrics_at = f"{metrics_host}:{metrics_port}" if metrics_port else ""
+        follow_commits(load_settings({"run": run, "model": model}), workers, metrics_at)
     made = make_shards(load_settings({"run": run, "model": model}), workers)
     report(dataclasses.asdict(made), as_json=as_json)
     if made.quarantined:
@@ -96,7 +103,7 @@ def compact(
     report(dataclasses.asdict(made), as_json=as_json)
 
 
-def follow_commits(settings: Settings, num_processes: int) -> NoReturn:
+def follow_commits(settings: Settings, num_processes: int, metrics_at: str) -> NoReturn:
     """Become a Celery worker of the tokenizers' queue, until a signal ends it.
 
     Raises Missing where a run is named and there is none of that name.
@@ -109,6 +116,7 @@ def follow_commits(settings: Settings, num_processes: int) -> NoReturn:
     command = [sys.executable, "-m", "celery", "--quiet", "-A", "trainer.tokens.app", "worker"]
     # One core for each process: the tokenizer's own threads would only be in each other's way.
     environ = os.environ | settings.environment() | {"TOKENIZERS_PARALLELISM": "false"}
+    environ["TOKENIZE_METRICS_AT"] = metrics_at
     os.execve(sys.executable, command + options, environ)
 
 

@@ -90,29 +90,35 @@ class Gate:
     def report(self, on_shard: OnShard | None = None) -> Report:
         """Judge all shards that are there now; those read before are not read again."""
         self._read_new(on_shard)
-        verdicts = judge(self._tally.shares(), self._overrides)
-        passed = not any(v.outcome == FAIL for v in verdicts)
-        return Report(self._run, passed, verdicts, facts_of(self._tally))
+        return self._judged()
 
     def report_if_grown(self, num_planned: int) -> Report | None:
         """Judge a growing run when it is due; None while it is not.
 
         First with FIRST_SAMPLES or FIRST_SHARE of the `num_planned` answers that are to come,
-        whichever is more; then at every GROWTH. A run that ends before that: see `report`.
+        whichever is more; then at every GROWTH. A run that ends before that: see `report`. For a
+        loop that trains: call it every so many steps and `check` what it returns. Where nothing
+        has grown that costs a listing of the shards' keys, else each new shard is read, once.
+        After a StoreUnavailable: call it again, nothing was missed.
         """
         self._read_new(None)
         num_answers = self._tally.num_answers
         if num_answers < max(self._next_look, FIRST_SAMPLES, FIRST_SHARE * num_planned):
             return None
         self._next_look = int((1 + GROWTH) * num_answers) + 1
-        return self.report()
+        return self._judged()
+
+    def _judged(self) -> Report:
+        verdicts = judge(self._tally.shares(), self._overrides)
+        passed = not any(v.outcome == FAIL for v in verdicts)
+        return Report(self._run, passed, verdicts, facts_of(self._tally))
 
     def _read_new(self, on_shard: OnShard | None) -> None:
         keys = list_shards(self._store, self._run)
         for num_read, key in enumerate(keys, 1):
             if key not in self._read:
-                self._read.add(key)
                 self._read_shard(key)
+                self._read.add(key)
             if on_shard:
                 on_shard(num_read, len(keys))
 

@@ -62,7 +62,7 @@ def _rules(report: Report) -> str:
             f'<td class="{v.outcome.replace(" ", "-")}">{escaped(v.outcome)}</td>',
             _number(f"{v.share:.2%}"),
             _number(f"{v.max_share:.0%}"),
-            f"<td>{v.count:,} of {v.total:,} {escaped(v.what)}</td>",
+            f"<td>{escaped(v.why_not or v.counted())}</td>",
         ]
         for v in report.verdicts
     ]

@@ -50,10 +50,11 @@ RULES = (
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """What a rule is about, counted."""
+    """What a rule is about, counted; or why it is not."""
 
     count: int
     total: int
+    why_not: str = ""  # the rule does not apply, because of this
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,15 +68,21 @@ class Verdict:
     share: float
     max_share: float
     what: str
+    why_not: str  # it was judged; empty where it was
 
     def sentence(self) -> str:
-        """For people: how much of what, and how much is allowed."""
-        counts = f"{self.count:,} of {self.total:,} ({self.share:.1%})"
-        return f"{counts} {self.what}; at most {self.max_share:.0%}"
+        """For people: how much of what, and how much is allowed; or why it is not judged."""
+        if self.why_not:
+            return self.why_not
+        return f"{self.counted()}; at most {self.max_share:.0%}"
+
+    def counted(self) -> str:
+        """For people: how much of what."""
+        return f"{self.count:,} of {self.total:,} ({self.share:.1%}) {self.what}"
 
 
 def judge(shares: Mapping[str, Share], overrides: Collection[str] = ()) -> list[Verdict]:
-    """A verdict per rule, in the table's order. A rule without a share is not judged.
+    """A verdict per rule, in the table's order. A rule with few counted, or none, is not judged.
 
     Raises BadInput where an override names no rule.
     """
@@ -87,10 +94,13 @@ def judge(shares: Mapping[str, Share], overrides: Collection[str] = ()) -> list[
 
 
 def _verdict(rule: Rule, share: Share, overrides: Collection[str]) -> Verdict:
-    outcome = PASS
+    outcome, why_not = PASS, share.why_not
     if share.total < rule.min_total:
         outcome = NOT_JUDGED
+        why_not = why_not or f"too few to judge: {share.total:,} of {rule.min_total:,}"
     elif share.count > rule.max_share * share.total:
         outcome = OVERRIDDEN if rule.name in overrides else FAIL
     part = round(share.count / share.total, 6) if share.total else 0.0
-    return Verdict(rule.name, outcome, share.count, share.total, part, rule.max_share, rule.what)
+    return Verdict(
+        rule.name, outcome, share.count, share.total, part, rule.max_share, rule.what, why_not
+    )

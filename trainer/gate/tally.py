@@ -128,14 +128,27 @@ class Tally:
             "tokenizer_mismatch": Share(counts.shards_of_other_tokenizer, counts.shards),
             "unreadable": Share(len(self.unreadable), num_shards),
         }
-        if self.spec.sampling.max_new_tokens >= SHORT_LIMIT:
-            shares["truncated"] = Share(counts.truncated, counts.samples)
-        if self._is_thinking_asked:
-            num_missing = counts.samples - counts.thinking
-            shares["thinking_missing"] = Share(num_missing, counts.samples)
-        if self.benchmarks:
-            shares["benchmark_overlap"] = Share(counts.overlaps, counts.with_words)
-        return shares
+        return shares | self._shares_that_may_not_apply()
+
+    def _shares_that_may_not_apply(self) -> dict[str, Share]:
+        counts, limit = self.counts, self.spec.sampling.max_new_tokens
+        short = f"the run's limit of {limit:,} new tokens is below {SHORT_LIMIT:,}"
+        num_missing = counts.samples - counts.thinking
+        rows = (
+            ("truncated", counts.truncated, counts.samples, limit >= SHORT_LIMIT, short),
+            (
+                *("thinking_missing", num_missing, counts.samples),
+                *(self._is_thinking_asked, "the run does not ask for thinking"),
+            ),
+            (
+                *("benchmark_overlap", counts.overlaps, counts.with_words),
+                *(self.benchmarks is not None, "no file of a benchmark's prompts was given"),
+            ),
+        )
+        return {
+            name: Share(count, total) if applies else Share(0, 0, f"skipped: {why_not}")
+            for name, count, total, applies, why_not in rows
+        }
 
     @property
     def _is_thinking_asked(self) -> bool:

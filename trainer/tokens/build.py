@@ -1,7 +1,7 @@
 """A commit -> its token shard, written once.
 
 Reads commits and the data that they name <- dflash_workers or `import`, writes tokens/<version>/
-through shards.py -> online/batches.py. Called for one batch by stage.py and for a run by
+through shards.py -> online/intake.py. Called for one batch by stage.py and for a run by
 whole_run.py. A shard is a pure function of its commit, so that whoever is second finds his own
 content; "done" means that the shard exists, also where no answer of the batch trains. What is
 corrupt or gone is quarantined: noted in S3, so that nobody tries it for ever, and no other batch

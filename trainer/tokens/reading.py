@@ -1,6 +1,6 @@
 """A run's samples, whether their shards were compacted or not.
 
-Asked by online/batches.py and by whoever judges or shows samples. A compacted shard stands for the
+Asked by online/samples.py and by whoever judges or shows samples. A compacted shard stands for the
 small ones that its index names: a reader gets each sample once, from either.
 """
 

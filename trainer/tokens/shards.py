@@ -1,6 +1,6 @@
 """Token shards: samples as an Arrow IPC file, and back again.
 
-Written by build.py, one per commit, and by compact.py, of many such; read by online/batches.py and
+Written by build.py, one per commit, and by compact.py, of many such; read by online/intake.py and
 by strangers: plain pyarrow or `datasets` see COLUMNS, one bit of `loss_mask` beside
 each of `input_ids`. Where the samples come from stands as JSON in the schema's metadata. Invariant:
 a shard that was written can be trained on blindly: ids are the tokenizer's, the loss covers all

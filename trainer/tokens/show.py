@@ -1,27 +1,24 @@
 """One prompt's samples, token by token: which carry loss, which are thinking, answer or tool call.
 
-Called by the `show` verb; reads shards, paints for a terminal with rich or
-as HTML. Tokens are shown as the tokenizer decodes them: several share a piece where one character
+Called by the `show` verb with what finding.py found; paints for a terminal with rich or as HTML.
+Tokens are shown as the tokenizer decodes them: several share a piece where one character
 needs them all. Whatever a text holds, it is shown as text: controls get pictures, HTML is escaped.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from rich.text import Text
 
 from dflash_workers.contract.answers import THINKING_MARKERS
-from dflash_workers.contract.errors import Missing
 from dflash_workers.contract.flags import UNFINISHED_THINKING
 from dflash_workers.contract.records import Json
-from dflash_workers.contract.store import Store
 from dflash_workers.contract.tool_calls import CALL_START, PYTHON_TAG
 from trainer.gate.document import document, escaped, visible
-from trainer.tokens.reading import list_shards
-from trainer.tokens.shards import Sample, read_shard
+from trainer.tokens.shards import Sample
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -38,8 +35,6 @@ _PAGE_STYLE = """
 pre span:hover { outline: 1px solid currentColor; }
 """
 
-OnShard = Callable[[int, int], None]  # shards looked into, shards there
-
 
 @dataclass(frozen=True, slots=True)
 class Piece:
@@ -49,27 +44,6 @@ class Piece:
     text: str
     part: str  # prompt | thinking | answer | tool
     has_loss: bool
-
-
-def find_samples(
-    store: Store, run: str, prompt_id: str, on_shard: OnShard | None = None
-) -> list[Sample]:
-    """The samples of a prompt, by its id or its key, in the order of turns.
-
-    Raises Missing where no shard has one. Looks no further than the shard that does.
-    """
-    keys = list_shards(store, run)
-    for num_looked, key in enumerate(keys, 1):
-        samples = read_shard(store.get(key))
-        found = [s for s in samples if prompt_id in (s.id, s.prompt_key)]
-        if found:
-            return sorted(found, key=lambda s: s.turn)
-        if on_shard:
-            on_shard(num_looked, len(keys))
-    raise Missing(
-        f"no shard of run {run!r} has a sample of prompt {prompt_id!r}: it may have been refused, "
-        "rejected, skipped by `tokenize`, or not be tokenized yet"
-    )
 
 
 def pieces_of(sample: Sample, tokenizer: PreTrainedTokenizerBase) -> list[Piece]:

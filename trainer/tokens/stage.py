@@ -26,6 +26,7 @@ from dflash_workers.contract.records import SCHEMA_VERSION, BatchMessage, Json, 
 from dflash_workers.contract.settings import Settings
 from dflash_workers.contract.store import open_store
 from trainer.tokens.build import Builder, Outcome
+from trainer.tokens.counters import Counters
 from trainer.tokens.sweep import untokenized
 
 log = logging.getLogger(__name__)
@@ -35,15 +36,20 @@ SWEEP_EVERY_S = 30.0
 PAUSES_S = (1, 2, 4, 8, 16, 30)
 
 
-def make_app(settings: Settings, *, sweep_every_s: float = SWEEP_EVERY_S) -> celery.Celery:
-    """The Celery app of one worker; each process of its pool opens what it needs itself."""
-    hints = open_hints(settings)
+def make_app(
+    settings: Settings, *, sweep_every_s: float = SWEEP_EVERY_S, counters: Counters | None = None
+) -> celery.Celery:
+    """The Celery app of one worker; each process of its pool opens what it needs itself.
+
+    `counters`: those that somebody serves, made before the pool forks.
+    """
+    hints, counting = open_hints(settings), counters or Counters()
     app = hints.app
     app.conf.update(worker_pool="prefork", task_default_queue=celeryconfig.TOKENIZE_QUEUE)
 
     @app.task(name=celeryconfig.TOKENIZE_TASK)
     def tokenize(**facts: Any) -> None:
-        tokenize_batch(settings, facts)
+        tokenize_batch(settings, facts, counting)
 
     @app.task(name=celeryconfig.SWEEP_TASK)
     def sweep(run: str) -> None:
@@ -57,15 +63,18 @@ def make_app(settings: Settings, *, sweep_every_s: float = SWEEP_EVERY_S) -> cel
     return app
 
 
-def tokenize_batch(settings: Settings, facts: Json) -> None:
+def tokenize_batch(settings: Settings, facts: Json, counters: Counters) -> None:
     """The task: one batch. The outermost frame of a process' work: says what failed, never ends."""
     try:
         message = _message(facts)
         outcome = _patiently(partial(_make, settings, message))
+        _count(outcome, counters)
         log.info("%s", _line(outcome))
     except FleetError as error:
+        counters.add("failures")
         log.warning("hint dropped: %s", error)
     except Exception:
+        counters.add("failures")
         log.exception("hint %s: unexpected; the sweep brings it back", facts)
 
 
@@ -155,6 +164,15 @@ def _patiently(make: Callable[[], Outcome]) -> Outcome:
             log.warning("again in %d s: %s", pause_s, error)
             time.sleep(pause_s)
     return make()
+
+
+def _count(outcome: Outcome, counters: Counters) -> None:
+    if outcome.quarantined:
+        counters.add("quarantined")
+    elif outcome.provenance and outcome.is_new:
+        counters.add("shards")
+        counters.add("samples", outcome.provenance["num_samples"])
+        counters.add("tokens", outcome.provenance["num_tokens"])
 
 
 def _line(outcome: Outcome) -> str:

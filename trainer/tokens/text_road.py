@@ -15,8 +15,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-import orjson
-from tokenizers import Tokenizer
 
 from dflash_workers.contract.chat import Chat, load_tokenizer, tokenizer_sha256
 from dflash_workers.contract.errors import BadInput, PromptRejected
@@ -31,6 +29,7 @@ from dflash_workers.contract.flags import (
     is_repetitive,
 )
 from dflash_workers.contract.records import Json, Row, RunSpec
+from trainer.tokens.encoder import Encoded, Encoder
 from trainer.tokens.fitness import skip_reason
 from trainer.tokens.rendering import Rendered, Renderer, Span
 from trainer.tokens.shards import Ids, Quarantined, Sample
@@ -62,7 +61,8 @@ class TextRoad:
         self._chat = chat
         self._spec = spec
         self._renderer = Renderer(chat)
-        self._encoder = _exact_encoder(chat)
+        backend: Any = chat.tokenizer
+        self._encoder = Encoder(backend.backend_tokenizer)
 
     def samples_of(self, rows: Sequence[Row]) -> Made:
         """A sample per answer that trains."""
@@ -91,7 +91,7 @@ class TextRoad:
         rendered = [self._rendered(*conversation) for conversation in conversations]
         texts = [text for found in rendered if isinstance(found, list) for text in found]
         plain = [text.text for text in texts if not text.is_marked]
-        encodings = iter(self._encoder.encode_batch(plain, add_special_tokens=False))
+        encodings = iter(self._encoder.encode(plain))
         cuts: list[list[Cut] | PromptRejected] = []
         for found in rendered:
             if isinstance(found, PromptRejected):
@@ -101,8 +101,8 @@ class TextRoad:
             try:
                 cuts.append(
                     [
-                        self._cut(span, text, encoding)
-                        for text, encoding in zip(found, mine, strict=True)
+                        self._cut(span, text, encoded)
+                        for text, encoded in zip(found, mine, strict=True)
                         for span in text.spans
                     ]
                 )
@@ -120,9 +120,13 @@ class TextRoad:
         except PromptRejected as error:
             return error
 
-    def _cut(self, span: Span, text: Rendered, encoding: Any) -> Cut:
-        found = _cut_whole(span, encoding) if encoding else None
-        ids, prompt_len, end = found or self._cut_apart(span, text)
+    def _cut(self, span: Span, text: Rendered, encoded: Encoded | None) -> Cut:
+        place = encoded.span(span.start, span.end) if encoded else None
+        if encoded and place:
+            ids, (prompt_len, end) = encoded.ids, place
+        else:
+            ids, prompt_len = self._encoded_apart(span, text)
+            end = len(ids)
         stops = _places(ids[prompt_len:end], self._spec.sampling.stop_token_ids)
         if len(stops) == 0:
             raise PromptRejected("no_stop_id", f"turn {span.turn}: nothing ends the answer")
@@ -133,23 +137,19 @@ class TextRoad:
             raise PromptRejected("context_length", f"turn {span.turn}: {len(ids)} ids")
         return Cut(span.turn, span.message, ids, prompt_len)
 
-    def _cut_apart(self, span: Span, text: Rendered) -> tuple[Ids, int, int]:
-        """Prompt and answer, each encoded by itself."""
+    def _encoded_apart(self, span: Span, text: Rendered) -> tuple[Ids, int]:
+        """Prompt and answer, each encoded by itself, and how many ids the prompt has."""
         prompt, answer = text.text[: span.start], text.text[span.start : span.end]
         tokenizer = self._chat.tokenizer
         if text.is_marked:
             before, after = encode_marked(tokenizer, prompt), encode_marked(tokenizer, answer)
         else:
-            before, after = (
-                self._encoder.encode(part, add_special_tokens=False).ids
-                for part in (prompt, answer)
-            )
+            before, after = self._encoder.ids(prompt), self._encoder.ids(answer)
             if self.text(before + after) != prompt + answer:
                 raise PromptRejected(
                     "boundary", f"turn {span.turn}: prompt and answer can't be told apart by ids"
                 )
-        ids = np.array(before + after, dtype=np.int32)
-        return ids, len(before), len(ids)
+        return np.array(before + after, dtype=np.int32), len(before)
 
     def _sample(self, row: Row, answer: Cut, sampled: list[int], flags: list[str]) -> Sample:
         marker = self._spec.thinking_end_id
@@ -177,27 +177,6 @@ def open_text_road(spec: RunSpec, model_dir: str) -> TextRoad:
         )
     chat = Chat(tokenizer, spec.chat_template, spec.template_kwargs, spec.control_tokens)
     return TextRoad(chat, spec)
-
-
-def _exact_encoder(chat: Chat) -> Tokenizer:
-    """The same ids, with offsets that count whitespace to the id that holds it.
-
-    A post-processor may trim these; its other work is to add special tokens, which nobody asks for.
-    """
-    backend: Any = chat.tokenizer
-    parts = orjson.loads(backend.backend_tokenizer.to_str())
-    parts |= {"post_processor": None, "truncation": None, "padding": None}
-    return Tokenizer.from_str(orjson.dumps(parts).decode())
-
-
-def _cut_whole(span: Span, encoding: Any) -> tuple[Ids, int, int] | None:
-    """The ids, where the answer begins and where it ends; None where an id straddles a place."""
-    first = encoding.char_to_token(span.start)
-    if first is None or encoding.token_to_chars(first)[0] != span.start:
-        return None
-    ids = np.array(encoding.ids, dtype=np.int32)
-    end = encoding.char_to_token(span.end)  # None behind the last character
-    return ids, first, len(ids) if end is None else end
 
 
 def _places(ids: Ids, wanted: Sequence[int]) -> list[int]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,15 +9,15 @@ import pytest
 from typer.testing import CliRunner
 
 from dflash_workers.contract.errors import BadInput, NotEnough
-from dflash_workers.contract.keys import RunKeys
-from dflash_workers.contract.lines import dump
 from dflash_workers.contract.settings import Settings
 from dflash_workers.contract.store import Store
 from fleet import app
 from tests.tiny_model import make_tiny_model
 from tests.trainer.cli.calling import call
-from tests.trainer.gate.making import RUN, SPEC, STOP, healthy, put_run, sample_of
+from tests.trainer.gate.making import RUN, STOP, healthy, put_plan, put_run, sample_of
 from tests.trainer.gate.pages import assert_harmless
+from tests.trainer.online.growing import GrowingRun, renamed, spec_of
+from trainer.tokens.shards import Sample
 
 
 @pytest.fixture
@@ -26,9 +25,12 @@ def bad_run(store: Store, settings: Settings, monkeypatch: pytest.MonkeyPatch) -
     """A run half of whose answers are empty, and the environment that finds it."""
     for name, value in replace(settings, run=RUN).environment().items():
         monkeypatch.setenv(name, value)
-    empty = [sample_of(n, [5 + n, 6, STOP]) for n in range(100, 130)]
-    put_run(store, [[*healthy(30), *empty]])
+    put_run(store, [half_empty()])
     return RUN
+
+
+def half_empty() -> list[Sample]:
+    return [*healthy(30), *[sample_of(n, [5 + n, 6, STOP]) for n in range(100, 130)]]
 
 
 def test_a_run_that_fails_ends_with_exit_code_3_and_one_that_is_overridden_with_0(
@@ -64,6 +66,7 @@ def test_people_see_the_rules_with_their_counts(bad_run: str, tmp_path: Path) ->
 
     assert result.exit_code == 3
     assert "30 of 60 (50.0%) of the answers have no content" in result.stdout
+    assert "too few to judge: 60 of 100" in result.stdout
     assert_harmless(page.read_text(encoding="utf-8"))
 
 
@@ -72,9 +75,12 @@ def test_a_page_that_can_not_be_written_is_named(bad_run: str, tmp_path: Path) -
         CliRunner().invoke(app, ["gate", "--html", str(tmp_path)], catch_exceptions=False)
 
 
-def test_a_sample_is_shown_as_text_as_html_and_as_json(bad_run: str, tmp_path: Path) -> None:
+def test_a_sample_is_shown_as_text_as_html_and_as_json(
+    bad_run: str, store: Store, tmp_path: Path
+) -> None:
+    put_plan(store, [healthy(30)])
     model, page = str(make_tiny_model(tmp_path / "model")), tmp_path / "s.html"
-    arguments = ["show", "s3", "--model", model, "--html", str(page)]
+    arguments = ["show", healthy(4)[3].prompt_key, "--model", model, "--html", str(page)]
 
     text = CliRunner().invoke(app, arguments, catch_exceptions=False)
     facts = call(*arguments)
@@ -88,13 +94,19 @@ def test_a_sample_is_shown_as_text_as_html_and_as_json(bad_run: str, tmp_path: P
 
 
 def test_training_on_a_run_that_fails_needs_an_override(
-    bad_run: str, store: Store, qwen_dir: Path, tmp_path: Path
+    store: Store,
+    settings: Settings,
+    qwen_dir: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    config_sha256 = hashlib.sha256((qwen_dir / "config.json").read_bytes()).hexdigest()
-    spec = replace(SPEC, target=replace(SPEC.target, config_sha256=config_sha256))
-    store.replace(RunKeys(RUN).spec, dump(spec))
+    for name, value in replace(settings, run=RUN).environment().items():
+        monkeypatch.setenv(name, value)
+    run = GrowingRun(store, 1, renamed(spec_of(qwen_dir), RUN))
+    run.put(0, half_empty())
+    run.seal()
     arguments = ["train", "--model", str(qwen_dir), "--out", str(tmp_path / "out")]
-    arguments += ["--set", "num_steps=1", "--set", "data.batch_size=4"]
+    arguments += ["--set", "num_steps=1"]
 
     with pytest.raises(NotEnough, match="--override empty_answers"):
         CliRunner().invoke(app, arguments, catch_exceptions=False)

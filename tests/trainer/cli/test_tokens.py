@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from dataclasses import replace
@@ -71,6 +72,20 @@ def test_a_folder_without_the_runs_tokenizer_is_refused(model: str, tmp_path: Pa
         call("tokenize", "--run", RUN, "--model", str(other))
     with pytest.raises(Missing, match=r"no tokenizer\.json"):
         call("drift", "--run", RUN)
+
+
+def test_who_follows_has_a_process_per_core_and_no_more_threads(
+    model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    become: list[tuple[list[str], dict[str, str]]] = []
+    monkeypatch.setenv("TOKENIZERS_PARALLELISM", "true")
+    monkeypatch.setattr(os, "execve", lambda path, argv, environ: become.append((argv, environ)))
+
+    call("tokenize", "--run", RUN, "--follow", "--workers", "7")
+
+    ((argv, environ),) = become
+    assert "--concurrency=7" in argv
+    assert environ["TOKENIZERS_PARALLELISM"] == "false"
 
 
 @pytest.mark.slow

@@ -15,9 +15,11 @@ from dflash_workers.contract.records import (
     Answer,
     Commit,
     Json,
+    PlannedBatch,
     Row,
     RunSpec,
     Sampling,
+    Segment,
     Target,
 )
 from dflash_workers.contract.store import Store
@@ -124,6 +126,17 @@ def put_shard(store: Store, number: int, samples: Sequence[Sample], **facts: obj
     source = source_of(**facts)  # type: ignore[arg-type]
     source["commit_key"] = RunKeys(RUN).commit(1, f"b{number:03d}")
     store.put_new(RunKeys(RUN).shard(1, f"b{number:03d}"), write_shard(samples, source))
+
+
+def put_plan(store: Store, shards: Sequence[Sequence[Sample]]) -> None:
+    """The plan that the shards of put_run come from."""
+    batches = [
+        PlannedBatch(f"b{number:03d}", [s.prompt_key for s in samples], [], [], 0, 0)
+        for number, samples in enumerate(shards)
+    ]
+    for number, planned in enumerate(([], batches)):
+        segment = Segment(SCHEMA_VERSION, number, planned, [], 0, 0, 0, sealed=True)
+        store.put_new(RunKeys(RUN).segment(number), dump(segment))
 
 
 def answer_of(sample: Sample, content: str, reasoning: str = "", calls: int = 0) -> Answer:

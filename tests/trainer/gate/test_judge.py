@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import random
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 import pytest
 
-from dflash_workers.contract.errors import BadInput, Missing, NotEnough
+from dflash_workers.contract.errors import BadInput, Missing, NotEnough, StoreUnavailable
 from dflash_workers.contract.keys import RunKeys
 from dflash_workers.contract.store import Store
 from tests.trainer.gate.making import (
@@ -155,6 +155,57 @@ def test_rubbish_that_comes_later_is_seen_when_the_run_has_grown(store: Store) -
     assert first.passed
     assert later is not None
     assert "empty_answers" in {v.rule for v in later.failed()}
+
+
+@dataclass(frozen=True)
+class WatchedStore(Store):
+    """Notes what is read; refuses keys that hold `away`."""
+
+    read: list[str] = field(default_factory=list)
+    away: list[str] = field(default_factory=list)
+
+    def get(self, key: str) -> bytes:
+        self.read.append(key)
+        if any(part in key for part in self.away):
+            raise StoreUnavailable(key)
+        return Store.get(self, key)
+
+
+def watched(store: Store) -> WatchedStore:
+    return WatchedStore(store.client, store.bucket, store.prefix, store.endpoint)
+
+
+def test_a_look_at_a_run_that_has_not_grown_reads_no_shard_again(store: Store) -> None:
+    put_run(store, shards_of(healthy(2000), 500))
+    watching = watched(store)
+    gate = Gate(watching, RUN)
+    first = gate.report_if_grown(num_planned=10_000)
+    num_read = len([key for key in watching.read if key.endswith(".arrow")])
+    watching.read.clear()
+
+    again = gate.report_if_grown(num_planned=10_000)
+
+    assert first is not None
+    assert num_read == 4
+    assert again is None
+    assert [key for key in watching.read if "/compact/" not in key] == []
+    assert len(watching.read) <= 1
+
+
+def test_a_shard_that_was_out_of_reach_is_judged_once_it_is_there(store: Store) -> None:
+    put_run(store, shards_of(healthy(2000), 500))
+    watching = watched(store)
+    gate = Gate(watching, RUN)
+    watching.away.append("b002.arrow")
+
+    with pytest.raises(StoreUnavailable):
+        gate.report_if_grown(num_planned=10_000)
+    watching.away.clear()
+    report = gate.report_if_grown(num_planned=10_000)
+
+    assert report is not None
+    assert report.facts["num_samples"] == 2000
+    assert report.facts["unreadable"] == []
 
 
 def test_a_compacted_shard_is_judged_in_place_of_the_small_ones_and_never_twice(

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.browser import render
 from tests.trainer.gate.making import RUN, SPEC, STOP, healthy, read_shard_of, sample_of, words
 from tests.trainer.gate.pages import assert_harmless, parsed
 from trainer.gate.benchmarks import Benchmarks
@@ -41,7 +42,9 @@ def test_the_page_has_every_rule_with_its_verdict(report: Report) -> None:
 
     for rule, verdict in zip(RULES, report.verdicts, strict=True):
         assert rule.name in text
-        assert f"{verdict.count:,} of {verdict.total:,}" in text
+        assert f"{verdict.count:,} of {verdict.total:,}" in text or verdict.why_not in text
+    assert "too few to judge: 33 of 100" in text
+    assert "skipped: the run does not ask for thinking" in text
     assert "may NOT be trained on" in text
 
 
@@ -65,6 +68,34 @@ def test_the_page_of_a_run_without_samples_is_well_formed() -> None:
 
     assert_harmless(page)
     assert "may be trained on" in page
+
+
+def test_a_browser_shows_every_table_and_plot_and_runs_nothing(
+    report: Report, tmp_path: Path
+) -> None:
+    path = tmp_path / "page.html"
+    path.write_text(page_of(report), encoding="utf-8")
+    sizes = "[...document.querySelectorAll('{}')].map(e => e.getBoundingClientRect().{})"
+    questions = {
+        "tables": sizes.format("table", "height"),
+        "rows": "document.querySelectorAll('table')[0].rows.length",
+        "plots": sizes.format("svg", "width"),
+        "bars": sizes.format("svg rect", "width"),
+        "too_wide": "document.documentElement.scrollWidth - window.innerWidth",
+        "acting": "document.querySelectorAll('script, img, iframe, link, a').length",
+        "text": "document.body.innerText",
+    }
+
+    page = render(path.as_uri(), questions=questions)
+
+    seen = page.answers
+    assert page.console == []
+    assert seen["rows"] == len(RULES) + 1
+    assert len(seen["tables"]) == 3 and min(seen["tables"]) > 50
+    assert len(seen["plots"]) >= 10 and min(seen["plots"]) > 200
+    assert len(seen["bars"]) > 20 and min(seen["bars"]) > 0
+    assert seen["too_wide"] <= 0
+    assert (seen["acting"], "<script>alert(1)</script>" in seen["text"]) == (0, True)
 
 
 def test_a_page_can_be_written_as_utf_8(report: Report, tmp_path: Path) -> None:

@@ -138,7 +138,9 @@ def test_few_answers_are_not_judged(rule: Rule) -> None:
     few = judge({rule.name: Share(rule.min_total - 1, rule.min_total - 1)})
     enough = judge({rule.name: Share(rule.min_total, rule.min_total)})
 
-    assert [v.outcome for v in few if v.rule == rule.name] == [NOT_JUDGED]
+    (unjudged,) = [v for v in few if v.rule == rule.name]
+    assert unjudged.outcome == NOT_JUDGED
+    assert unjudged.sentence() == f"too few to judge: {rule.min_total - 1} of {rule.min_total}"
     assert [v.outcome for v in enough if v.rule == rule.name] == [FAIL]
 
 
@@ -147,6 +149,21 @@ def test_a_run_with_a_short_limit_means_to_cut_its_answers() -> None:
 
     assert outcomes(cut_off(NUM), spec=short)["truncated"] == NOT_JUDGED
     assert outcomes(cut_off(NUM))["truncated"] == FAIL
+
+
+def test_a_rule_that_does_not_apply_says_why() -> None:
+    short = replace(SPEC, sampling=replace(SPEC.sampling, max_new_tokens=48))
+    tally = Tally(short)
+    for shard in cut_off(NUM):
+        tally.add(shard)
+
+    verdicts = {v.rule: v for v in judge(tally.shares())}
+
+    said = "skipped: the run's limit of 48 new tokens is below 256"
+    assert verdicts["truncated"].sentence() == said
+    assert "does not ask for thinking" in verdicts["thinking_missing"].sentence()
+    assert "no file" in verdicts["benchmark_overlap"].sentence()
+    assert verdicts["loops"].sentence().endswith("at most 10%")
 
 
 def test_thinking_is_not_asked_for_where_the_run_does_not() -> None:

@@ -12,7 +12,7 @@ import pytest
 from dflash_workers.contract.errors import Corrupt
 from dflash_workers.contract.keys import RunKeys
 from dflash_workers.contract.store import Store
-from trainer.online.batches import read_samples
+from trainer.online.samples import read_samples
 from trainer.tokens.compact import compact
 from trainer.tokens.reading import CompactIndex, list_shards
 from trainer.tokens.shards import (

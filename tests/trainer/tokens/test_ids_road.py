@@ -87,6 +87,17 @@ def test_the_end_of_thinking_is_found_in_the_answer_only() -> None:
     assert [s.thinking_end for s in samples] == [3, -1]
 
 
+def test_an_empty_thinking_that_the_prompt_opened_stays_as_it_was_sampled() -> None:
+    """Rendered anew, the text would have a second opening tag, or other line ends."""
+    opened, line_ends, said = 91, 30, 40
+    answer = make_answer([10, opened, 31], [31, THINK_END, line_ends, said, STOP])
+
+    (sample,), _ = samples_of(answers_of([make_row(answer)]), SPEC)
+
+    assert sample.ids.tolist() == answer.input_ids + answer.output_ids
+    assert (sample.prompt_len, sample.thinking_end) == (3, 4)
+
+
 def test_thinking_cut_off_by_the_limit_trains_though_it_has_no_content() -> None:
     answer = make_answer([10], [20, 21], flags=(TRUNCATED, EMPTY, UNFINISHED_THINKING))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import re
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,13 +13,11 @@ from rich.console import Console
 from transformers import PreTrainedTokenizerBase
 
 from dflash_workers.contract.chat import load_tokenizer
-from dflash_workers.contract.errors import Missing
-from dflash_workers.contract.store import Store
+from tests.browser import render
 from tests.tiny_model import make_tiny_model
-from tests.trainer.gate.making import RUN, healthy, put_run
 from tests.trainer.gate.pages import assert_harmless, parsed
 from trainer.tokens.shards import Sample
-from trainer.tokens.show import Piece, find_samples, page_of, painted, pieces_of
+from trainer.tokens.show import Piece, page_of, painted, pieces_of
 
 ASKED = "<|im_start|>user\nWhat is 2+2? \U0001f914<|im_end|>\n<|im_start|>assistant\n"
 THOUGHT = "<think>\nTwo and two.\n</think>"
@@ -118,15 +117,30 @@ def test_a_terminal_gets_no_order_from_a_sample(tokenizer: PreTrainedTokenizerBa
     assert plain.count("␛[2J␇") == 2
 
 
-def test_a_prompts_samples_are_found_by_id_and_by_key_in_order_of_turns(store: Store) -> None:
-    samples = healthy(6)
-    later = replace(samples[4], turn=1)
-    put_run(store, [samples[:3], [samples[3], later, samples[4], samples[5]]])
+def test_a_browser_shows_a_hostile_sample_and_runs_nothing(
+    tokenizer: PreTrainedTokenizerBase, tmp_path: Path
+) -> None:
+    sample = replace(sample_of(tokenizer, HOSTILE, THOUGHT, HOSTILE), id=HOSTILE)
+    pieces = pieces_of(sample, tokenizer)
+    path = tmp_path / "sample.html"
+    path.write_text(page_of([(sample, pieces)]), encoding="utf-8")
+    shown = "getComputedStyle(document.querySelector('pre .{}')).{}"
+    questions = {
+        "pieces": "[...document.querySelectorAll('pre span')].map(e => e.title)",
+        "height": "document.querySelector('pre').getBoundingClientRect().height",
+        "line": shown.format("loss", "borderBottomStyle"),
+        "none": shown.format("prompt:not(.loss)", "borderBottomStyle"),
+        "colours": f"[{shown.format('prompt', 'color')}, {shown.format('answer', 'color')}]",
+        "acting": "document.querySelectorAll('script, img, iframe, link, a').length",
+        "text": "document.querySelector('pre').innerText",
+    }
 
-    by_id = find_samples(store, RUN, "s4")
-    by_key = find_samples(store, RUN, samples[1].prompt_key)
+    page = render(path.as_uri(), questions=questions)
 
-    assert [(s.id, s.turn) for s in by_id] == [("s4", 0), ("s4", 1)]
-    assert [s.id for s in by_key] == ["s1"]
-    with pytest.raises(Missing, match="nobody"):
-        find_samples(store, RUN, "nobody")
+    seen = page.answers
+    assert page.console == []
+    assert seen["pieces"] == [" ".join(map(str, piece.ids)) for piece in pieces]
+    assert seen["height"] > 20
+    assert (seen["line"], seen["none"]) == ("solid", "none")
+    assert len(set(seen["colours"])) == 2
+    assert (seen["acting"], seen["text"].count("<script>alert(1)</script>")) == (0, 2)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import os
 import threading
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 
 import pytest
@@ -26,7 +29,7 @@ from tests.trainer.tokens.committed import (
 from trainer.tokens.build import Builder
 from trainer.tokens.reading import list_shards
 from trainer.tokens.shards import read_shard
-from trainer.tokens.whole_run import TokenizeReport, tokenize_run
+from trainer.tokens.whole_run import TokenizeReport, _begin, tokenize_run
 
 
 def test_imported_conversations_wait_for_ids_and_are_counted(
@@ -170,6 +173,18 @@ def test_several_processes_make_what_one_makes(run_store: Store, run_settings: S
     assert (report.num_new, report.num_samples, len(report.quarantined)) == (4, 12, 1)
     shards = [run_store.get(KEYS.shard(1, f"b{number}")) for number in (0, 1, 2, 4)]
     assert {len(read_shard(body)) for body in shards} == {3}
+
+
+def test_a_process_of_several_leaves_the_other_cores_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("TOKENIZERS_PARALLELISM", "true")
+    context = multiprocessing.get_context("spawn")
+
+    with ProcessPoolExecutor(1, context, initializer=_begin) as pool:
+        found = pool.submit(os.getenv, "TOKENIZERS_PARALLELISM").result(60)
+
+    assert found == "false"
 
 
 def test_what_is_quarantined_is_noted_beside_the_shards(
