@@ -1,17 +1,18 @@
 r"""Is an export in a real server the drafter that was trained: same replies, same acceptance.
 
-    python -m benchmarks.served prompts --run R --out asked.json
+    python -m benchmarks.served prompts --model M --out asked.json
     python -m benchmarks.served ask --url PLAIN --prompts asked.json --out plain.json
     python -m benchmarks.served ask --url DRAFTED --prompts asked.json --out drafted.json
     python -m benchmarks.served evaluate --model M --drafter D --prompts asked.json --out ours.json
     python -m benchmarks.served compare --model M --prompts asked.json \
         plain.json drafted.json ours.json --out FOLDER
 
-The held-out prompts of a run are asked of a server without a drafter, of one with it, and decoded
-in PyTorch; all at temperature 0, one at a time. Replies that part are shown with the gap between
-the target's two best logits there: a server in bf16 may take the other one of two that are equal to
-its rounding. Tokens per verify step are the server's own count, the first token of a reply, which
-comes with the prompt, left out on both sides.
+Held-out prompts (of a run: --run; else other numbers in the example prompts' texts) are asked of a
+server without a drafter, of one with it, and decoded in PyTorch; all at temperature 0, by the
+servers one at a time. Replies that part are shown with the gap between the target's two best logits
+there: a server in bf16 may take the other one of two that are equal to its rounding. Tokens per
+verify step are the server's own count, the first token of a reply, which comes with the prompt,
+left out on both sides. short_training.py makes a drafter; h200/served.sh has all stages in order.
 """
 
 from __future__ import annotations
@@ -20,25 +21,29 @@ import argparse
 import statistics
 import sys
 import time
-import urllib.request
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 
 import orjson
 import torch
 
+from benchmarks.asking import ask
 from benchmarks.figures import Figure, circumstances, print_figures, write_figures
 from benchmarks.machine import describe_cpu
-from dflash_workers.contract.records import Json
+from benchmarks.varied_prompts import varied_prompts
+from dflash_workers.contract.chat import load_tokenizer
+from dflash_workers.contract.errors import NotEnough
 from dflash_workers.contract.settings import load_settings
 from dflash_workers.contract.store import open_store
 from trainer.drafter.export import load_export
 from trainer.drafter.speculate import Limits, decode_speculatively
-from trainer.online.batches import read_samples
+from trainer.online.samples import read_samples
 from trainer.online.target import load_target
 
 EQUAL_GOAL = 0.99
 ACCEPT_GOAL = 0.05  # of the accept length measured in PyTorch
+DECODED_AT_ONCE = 16  # in PyTorch
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +78,12 @@ class Asked:
 def main(arguments: list[str]) -> int:
     options = _parser().parse_args(arguments)
     if options.stage == "prompts":
-        _write(options.out, take_prompts(options.run, options.count, options.max_new_tokens))
+        make = (
+            partial(take_prompts, options.run)
+            if options.run
+            else partial(make_prompts, options.model)
+        )
+        _write(options.out, make(options.count, options.max_new_tokens))
     elif options.stage == "ask":
         _write(options.out, ask_server(options.url, _read_asked(options.prompts)))
     elif options.stage == "evaluate":
@@ -83,6 +93,12 @@ def main(arguments: list[str]) -> int:
         replies = [Replies(**orjson.loads(path.read_bytes())) for path in options.replies]
         _compare(replies, options)
     return 0
+
+
+def make_prompts(model_dir: str, count: int, max_new_tokens: int) -> Asked:
+    """Prompts that no training of `train` has seen."""
+    end = load_tokenizer(model_dir).eos_token_id
+    return Asked(varied_prompts(model_dir, count, heldout=True), [end], max_new_tokens)
 
 
 def take_prompts(run: str, count: int, max_new_tokens: int) -> Asked:
@@ -102,10 +118,10 @@ def ask_server(url: str, asked: Asked) -> Replies:
         "max_new_tokens": asked.max_new_tokens,
         "stop_token_ids": asked.stop_ids,
     }
-    _ask(url, asked.prompts[0], sampling)  # whatever is compiled or captured late
+    ask(url, asked.prompts[0], sampling)  # whatever is compiled or captured late
     began = time.monotonic()
     for prompt in asked.prompts:
-        reply = _ask(url, prompt, sampling)
+        reply = ask(url, prompt, sampling)
         ids.append(reply["output_ids"])
         num_steps.append(reply["meta_info"].get("spec_verify_ct", 0))
     return Replies(ids, num_steps, time.monotonic() - began)
@@ -120,7 +136,13 @@ def decode(model_dir: str, drafter_dir: Path, asked: Asked) -> Replies:
     )
     limits = Limits(asked.max_new_tokens, frozenset(asked.stop_ids))
     began = time.monotonic()
-    replies = [decode_speculatively(target, drafter, p, limits) for p in asked.prompts]
+    replies = [
+        reply
+        for start in range(0, len(asked.prompts), DECODED_AT_ONCE)
+        for reply in decode_speculatively(
+            target, drafter, asked.prompts[start : start + DECODED_AT_ONCE], limits
+        )
+    ]
     seconds = time.monotonic() - began
     return Replies([r.ids for r in replies], [len(r.tokens_by_step) for r in replies], seconds)
 
@@ -156,6 +178,8 @@ def partings(plain: Replies, drafted: Replies, model_dir: str, asked: Asked) -> 
 
 def _compare(replies: list[Replies], options: argparse.Namespace) -> None:
     plain, drafted, ours = replies
+    if not any(drafted.num_steps):
+        raise NotEnough("the server counted no verify step: was it started with a drafter?")
     figures = figures_of(plain, drafted, ours)
     print_figures(figures)
     asked = _read_asked(options.prompts)
@@ -171,14 +195,6 @@ def _compare(replies: list[Replies], options: argparse.Namespace) -> None:
         write_figures(options.out, name, "An export, served", figures, found, "\n".join(prose))
 
 
-def _ask(url: str, prompt: list[int], sampling: Json) -> Json:
-    body = orjson.dumps({"input_ids": prompt, "sampling_params": sampling})
-    headers = {"Content-Type": "application/json"}
-    request = urllib.request.Request(f"{url}/generate", data=body, headers=headers)
-    with urllib.request.urlopen(request, timeout=120) as reply:
-        return dict(orjson.loads(reply.read()))
-
-
 def _read_asked(path: Path) -> Asked:
     return Asked(**orjson.loads(path.read_bytes()))
 
@@ -191,7 +207,8 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     stages = parser.add_subparsers(dest="stage", required=True)
     prompts = stages.add_parser("prompts", help="take held-out prompts from a run")
-    prompts.add_argument("--run", default="")
+    prompts.add_argument("--run", default="", help="its held-out prompts; else --model's examples")
+    prompts.add_argument("--model", default="")
     prompts.add_argument("--count", type=int, default=100)
     prompts.add_argument("--max-new-tokens", type=int, default=128)
     ask = stages.add_parser("ask", help="ask a server")

@@ -172,13 +172,14 @@ def _accept_lengths(
     drafter: Drafter, target: FrozenTarget, replays: Sequence[Replay], limits: Limits
 ) -> tuple[float, float]:
     """Predicted and measured, mean over all steps."""
-    predicted: list[int] = []
-    measured: list[int] = []
-    for replay in replays:
-        prompt = list(replay.ids[: replay.prompt_len])
-        reply = decode_speculatively(target, drafter, prompt, limits)
-        measured += reply.tokens_by_step
-        predicted += accepted_along(target, drafter, prompt, reply.ids)
+    prompts = [list(replay.ids[: replay.prompt_len]) for replay in replays]
+    replies = decode_speculatively(target, drafter, prompts, limits)
+    measured = [n for reply in replies for n in reply.tokens_by_step]
+    predicted = [
+        n
+        for prompt, reply in zip(prompts, replies, strict=True)
+        for n in accepted_along(target, drafter, prompt, reply.ids)
+    ]
     if not measured:
         raise NotEnough("every reply ends with its first token: nothing was drafted")
     return sum(predicted) / len(predicted), sum(measured) / len(measured)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from benchmarks.served import Asked, Replies, figures_of, partings
+from benchmarks.served import Asked, Replies, figures_of, main, partings
+from dflash_workers.contract.chat import load_tokenizer
+from tests.fake_engine import FakeEngine
 from tests.tiny_model import make_tiny_model
 
 PLAIN = Replies([[5, 6, 7, 8], [9, 10, 11]], [0, 0], seconds=2.0)
@@ -53,3 +56,16 @@ def test_a_parting_is_named_with_the_gap_between_the_two_best(tmp_path: Path) ->
     lines = partings(PLAIN, changed, str(model_dir), asked)
 
     assert lines == [f"- prompt 0, token 2: {float(logits[-1] - logits[-2]):.4f}"]
+
+
+def test_held_out_prompts_are_asked_and_written_down(tmp_path: Path) -> None:
+    model_dir = make_tiny_model(tmp_path / "tiny")
+    asked, plain = tmp_path / "asked.json", tmp_path / "plain.json"
+    with FakeEngine(load_tokenizer(str(model_dir))) as engine:
+        main(["prompts", "--model", str(model_dir), "--count", "3", "--out", str(asked)])
+        main(["ask", "--url", engine.url, "--prompts", str(asked), "--out", str(plain)])
+
+    found = Replies(**json.loads(plain.read_bytes()))
+    prompts = Asked(**json.loads(asked.read_bytes())).prompts
+    assert [len(ids) > 1 for ids in found.ids] == [True] * 3
+    assert [request["input_ids"] for request in engine.requests[1:]] == prompts

@@ -13,16 +13,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from dflash_workers.contract.errors import BadInput
-from dflash_workers.contract.plan import read_spec
 from dflash_workers.contract.records import Json
 from dflash_workers.contract.settings import Settings, load_settings
-from dflash_workers.contract.store import open_store
 from dflash_workers.contract.terminal import ExitCode, err, report
 from trainer.cli.words import AsJson, ModelDir, RunName, late
 
 if TYPE_CHECKING:
     from trainer.parity import Parity
-    from trainer.tokens.shards import Sample
 
 app = typer.Typer()
 
@@ -72,9 +69,11 @@ def measure_parity(
 ) -> Parity:
     """On a run's first held-out samples, with the whole target in fp32."""
     torch, module = late("torch"), late("trainer.parity")
-    samples, stop_ids = heldout_samples(settings)
-    config = late("trainer.drafter.export").lint(export)
-    target = late("trainer.online.target").load_target(
+    heldout = late("trainer.heldout").read_heldout(settings)
+    exports, targets = late("trainer.drafter.export"), late("trainer.online.target")
+    config = exports.lint(export)
+    exports.check_target(config, targets.target_config(settings.model).get_text_config())
+    target = targets.load_target(
         settings.model,
         config.target_layer_ids,
         dtype=torch.float32,
@@ -83,16 +82,7 @@ def measure_parity(
     found: Parity = module.check_parity(
         export,
         target,
-        [module.Replay(s.ids.tolist(), s.prompt_len) for s in samples[:num_replays]],
-        late("trainer.drafter.speculate").Limits(max_new_tokens, frozenset(stop_ids)),
+        [module.Replay(s.ids.tolist(), s.prompt_len) for s in heldout.samples[:num_replays]],
+        late("trainer.drafter.speculate").Limits(max_new_tokens, heldout.stop_ids),
     )
     return found
-
-
-def heldout_samples(settings: Settings) -> tuple[list[Sample], list[int]]:
-    """Of a run whose target is the one at hand; and its stop ids."""
-    store, run = open_store(settings), settings.require_run()
-    spec = read_spec(store, run)
-    late("trainer.online.target").check_target(spec, settings.model)
-    samples: list[Sample] = late("trainer.online.batches").read_samples(store, run, heldout=True)
-    return samples, spec.sampling.stop_token_ids

@@ -2,9 +2,10 @@
 
 Writes config.json, model.safetensors (bare names, no embedding, no head, no rotary buffers) and
 provenance.json <- a checkpoint's weights; reads them back for evaluate.py. Invariant: what `lint`
-lets pass has exactly the tensors that the format asks for, in shape and type; the servers
-themselves skip unknown names and don't report missing ones. Source: config.json and tensor names of
-z-lab's published checkpoints; `auto_map` is left out, because it asks for a code file beside it.
+lets pass has exactly the tensors that the format asks for, in shape and type, and the engine that
+it is meant for runs what was trained (engines.py); the servers themselves skip unknown names and
+don't report missing ones. Source: config.json and tensor names of z-lab's published checkpoints;
+`auto_map` is left out, because it asks for a code file beside it.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from safetensors.torch import load_file, save_file
 from dflash_workers.contract.errors import BadInput, Conflict, Corrupt, Missing
 from dflash_workers.contract.records import Json
 from trainer.drafter.config import SLIDING, DrafterConfig
+from trainer.drafter.engines import NEWEST, check_served, find_engine
 from trainer.drafter.model import Drafter
 from trainer.drafter.start import RANDOM_STD
 
@@ -37,13 +39,17 @@ def export_drafter(
     *,
     dtype: str = "bfloat16",
     provenance: Json,
+    engine: str = NEWEST,
     check: Callable[[Path], Json] | None = None,
 ) -> Path:
-    """Write and lint; `out` appears whole or not at all. Raises Conflict where it exists.
+    """Write and lint; `out` appears whole or not at all. Raises Conflict where it exists, BadInput
+    where the engine would run something else.
 
     `check` is given the export before it appears: it refuses by raising, and what it returns is
     kept in the provenance, as "parity".
     """
+    config = format_config(drafter.config, dtype)
+    check_served(config, find_engine(engine))
     if dtype not in DTYPES:
         raise BadInput(f"dtype {dtype!r}: one of {', '.join(DTYPES)}")
     if out.exists():
@@ -53,9 +59,9 @@ def export_drafter(
     draft.mkdir(parents=True)
     tensors = {k: v.detach().cpu().to(DTYPES[dtype]) for k, v in drafter.state_dict().items()}
     save_file(tensors, draft / WEIGHTS, metadata={"format": "pt"})
-    config = format_config(drafter.config, dtype)
     (draft / CONFIG).write_bytes(orjson.dumps(config, option=orjson.OPT_INDENT_2))
-    lint(draft)
+    lint(draft, engine)
+    provenance = provenance | {"engine": engine}
     if check:
         provenance = provenance | {"parity": check(draft)}
     (draft / PROVENANCE).write_bytes(orjson.dumps(provenance, option=orjson.OPT_INDENT_2))
@@ -80,8 +86,10 @@ def read_provenance(folder: Path) -> Json:
     return provenance
 
 
-def lint(folder: Path) -> DrafterConfig:
-    """What an export says it is, once its tensors are just those. Raises Missing, Corrupt."""
+def lint(folder: Path, engine: str = "") -> DrafterConfig:
+    """What an export says it is, once its tensors are just those and, where an engine is named,
+    that one runs it. Raises Missing, Corrupt, BadInput.
+    """
     for name in (CONFIG, WEIGHTS):
         if not (folder / name).is_file():
             raise Missing(f"{folder}: no {name}: is it an export of a drafter?")
@@ -99,7 +107,23 @@ def lint(folder: Path) -> DrafterConfig:
                 f"{folder / WEIGHTS}: {name} is {found.get(name, 'missing')}, "
                 f"the format has {wanted.get(name, 'no such tensor')}"
             )
+    if engine:
+        check_served(format_config(config, dtype), find_engine(engine))
     return config
+
+
+def check_target(config: DrafterConfig, target: Any) -> None:
+    """Raise BadInput where a drafter is another target's; `target`: its text configuration."""
+    pairs = {
+        "hidden_size": (config.hidden_size, target.hidden_size),
+        "vocab_size": (config.vocab_size, target.vocab_size),
+        "layers": (config.num_target_layers, target.num_hidden_layers),
+    }
+    apart = [
+        f"{name} {ours}, not {theirs}" for name, (ours, theirs) in pairs.items() if ours != theirs
+    ]
+    if apart:
+        raise BadInput(f"this drafter was made for another target: {'; '.join(apart)}")
 
 
 def tensor_shapes(config: DrafterConfig) -> dict[str, tuple[int, ...]]:

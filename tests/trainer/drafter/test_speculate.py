@@ -11,19 +11,18 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, GenerationConfig
 
+from benchmarks.by_heart import Known, learn_by_heart
+from trainer.drafter.choices import Sampling
+from trainer.drafter.config import DrafterShape
+from trainer.drafter.fitting import drafter_config
 from trainer.drafter.model import Drafter
 from trainer.drafter.speculate import (
     Limits,
-    Sampler,
     accepted_along,
-    decode_greedily,
+    decode_plainly,
     decode_speculatively,
 )
-from trainer.online.checkpoint import read_drafter
-from trainer.online.target import FrozenTarget, load_target
-from trainer.online.train import TrainPaths, train_on
-from trainer.recipes import named_recipe
-from trainer.tokens.shards import Sample
+from trainer.online.target import FrozenTarget, load_target, target_config
 
 PROMPTS = [[11, 12, 13, 14, 15], [200, 7, 31], [90, 91, 300, 301, 302, 303, 17], [42, 43, 44, 45]]
 LIMITS = Limits(max_new_tokens=16, stop_ids=frozenset())
@@ -41,27 +40,13 @@ def target(target_dir: Path) -> FrozenTarget:
 
 
 @pytest.fixture(scope="module", params=[0, 8], ids=["plain", "dspark"])
-def drafter(
-    request: pytest.FixtureRequest,
-    target_dir: Path,
-    target: FrozenTarget,
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Drafter:
+def drafter(request: pytest.FixtureRequest, target_dir: Path, target: FrozenTarget) -> Drafter:
     """Trained on the very replies, so that drafts do hit."""
-    replies = decode_greedily(target, PROMPTS, LIMITS)
-    samples = [
-        Sample(str(i), "", 0, np.array(p + r.ids, np.int32), len(p), -1, False, "length", [])
-        for i, (p, r) in enumerate(zip(PROMPTS, replies, strict=True))
-    ]
-    changes = ["num_steps=80", "data.min_samples=1", "optimizer.learning_rate=1e-2"]
-    changes += ["drafter.target_layer_ids=[1,3]", f"drafter.markov_rank={request.param}"]
-    recipe = named_recipe("smollm2_cpu", changes)
-    out = tmp_path_factory.mktemp("drafter")
-    paths = TrainPaths(str(target_dir), out)
-    report = train_on(
-        samples, recipe=recipe, paths=paths, provenance={}, on_step=lambda step, metrics: None
-    )
-    return read_drafter(Path(report.checkpoint_dir)).eval()
+    replies = decode_plainly(target, PROMPTS, LIMITS)
+    known = [Known(p, r.ids) for p, r in zip(PROMPTS, replies, strict=True)]
+    shape = DrafterShape(1, 4, target_layer_ids=[1, 3], markov_rank=request.param)
+    config = drafter_config(target_config(str(target_dir)), shape, str(target_dir))
+    return learn_by_heart(target, config, known, num_steps=40, learning_rate=1e-2)
 
 
 def test_the_targets_own_reply_is_what_transformers_generates(
@@ -70,7 +55,7 @@ def test_the_targets_own_reply_is_what_transformers_generates(
     model = AutoModelForCausalLM.from_pretrained(target_dir, dtype=torch.float32)
     model.generation_config = GenerationConfig()
 
-    replies = decode_greedily(target, PROMPTS, LIMITS)
+    replies = decode_plainly(target, PROMPTS, LIMITS)
 
     for prompt, reply in zip(PROMPTS, replies, strict=True):
         ids = torch.tensor([prompt])
@@ -83,13 +68,45 @@ def test_the_targets_own_reply_is_what_transformers_generates(
 def test_speculation_changes_no_token_and_saves_steps(
     target: FrozenTarget, drafter: Drafter
 ) -> None:
-    plain = decode_greedily(target, PROMPTS, LIMITS)
+    plain = decode_plainly(target, PROMPTS, LIMITS)
 
-    replies = [decode_speculatively(target, drafter, p, LIMITS) for p in PROMPTS]
+    replies = decode_speculatively(target, drafter, PROMPTS, LIMITS)
 
     assert [r.ids for r in replies] == [r.ids for r in plain]
     assert all(sum(r.tokens_by_step) == 15 for r in replies)  # the first comes with the prompt
     assert np.mean([n for r in replies for n in r.tokens_by_step]) > 1.5
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
+def test_a_prompt_is_decoded_among_others_as_it_is_alone(
+    target: FrozenTarget, drafter: Drafter, temperature: float
+) -> None:
+    together = decode_speculatively(target, drafter, PROMPTS, LIMITS, Sampling(temperature, seed=5))
+
+    for number, (prompt, reply) in enumerate(zip(PROMPTS, together, strict=True)):
+        sampling = Sampling(temperature, seed=5, first_number=number)
+        assert decode_speculatively(target, drafter, [prompt], LIMITS, sampling) == [reply]
+
+
+def test_a_sampled_reply_is_the_one_that_the_target_samples_by_itself(
+    target: FrozenTarget, drafter: Drafter
+) -> None:
+    sampling = Sampling(temperature=0.7, seed=3)
+
+    plain = decode_plainly(target, PROMPTS, LIMITS, sampling)
+    drafted = decode_speculatively(target, drafter, PROMPTS, LIMITS, sampling)
+
+    assert [r.ids for r in drafted] == [r.ids for r in plain]
+    assert plain != decode_plainly(target, PROMPTS, LIMITS, Sampling(0.7, seed=4))
+    assert all(gap >= 0 for r in plain for gap in r.gaps)
+
+
+def test_hits_are_counted_beyond_the_end_of_a_reply(target: FrozenTarget, drafter: Drafter) -> None:
+    (reply,) = decode_speculatively(target, drafter, PROMPTS[:1], Limits(16, frozenset()))
+
+    pairs = list(zip(reply.tokens_by_step, reply.hits_by_step, strict=True))
+    assert all(tokens == hits + 1 for tokens, hits in pairs[:-1])
+    assert pairs[-1][0] <= pairs[-1][1] + 1
 
 
 @torch.no_grad()
@@ -107,18 +124,17 @@ def test_sampled_speculation_has_the_targets_own_distribution(
 ) -> None:
     prompt, num_replies = PROMPTS[0], 120
     limits = Limits(max_new_tokens=3, stop_ids=frozenset())
-    likely = decode_greedily(target, [prompt], limits)[0].ids
+    likely = decode_plainly(target, [prompt], limits)[0].ids
     # The drafter knows the greedy reply: it is to be hit often and missed often.
     temperature = next(
         t
         for t in (0.01 * 1.3**n for n in range(40))
         if probability(target, prompt, likely, t) < 0.6
     )
-    choose = Sampler(temperature, seed=0, device=torch.device("cpu"))
 
-    replies = [
-        decode_speculatively(target, drafter, prompt, limits, choose) for _ in range(num_replies)
-    ]
+    replies = decode_speculatively(
+        target, drafter, [prompt] * num_replies, limits, Sampling(temperature)
+    )
 
     counts = Counter(tuple(r.ids) for r in replies)
     assert len(counts) > 1
@@ -129,7 +145,7 @@ def test_sampled_speculation_has_the_targets_own_distribution(
 
 
 def test_decoding_accepts_what_training_predicts(target: FrozenTarget, drafter: Drafter) -> None:
-    replies = [decode_speculatively(target, drafter, p, LIMITS) for p in PROMPTS]
+    replies = decode_speculatively(target, drafter, PROMPTS, LIMITS)
 
     along = [
         accepted_along(target, drafter, p, r.ids) for p, r in zip(PROMPTS, replies, strict=True)
@@ -141,11 +157,13 @@ def test_decoding_accepts_what_training_predicts(target: FrozenTarget, drafter: 
 def test_a_stop_id_ends_the_reply_in_the_middle_of_a_block(
     target: FrozenTarget, drafter: Drafter
 ) -> None:
-    for prompt in PROMPTS[:2]:
-        whole = decode_greedily(target, [prompt], LIMITS)[0].ids
-        for stop_id in set(whole[:6]):
-            limits = Limits(16, frozenset([stop_id]))
-            until_stop = whole[: whole.index(stop_id) + 1]
+    wholes = [reply.ids for reply in decode_plainly(target, PROMPTS, LIMITS)]
+    for stop_id in set(wholes[0][:6]):
+        limits = Limits(16, frozenset([stop_id]))
+        until_stop = [w[: w.index(stop_id) + 1] if stop_id in w else w for w in wholes]
 
-            assert decode_greedily(target, [prompt], limits)[0].ids == until_stop
-            assert decode_speculatively(target, drafter, prompt, limits).ids == until_stop
+        plain = decode_plainly(target, PROMPTS, limits)
+        drafted = decode_speculatively(target, drafter, PROMPTS, limits)
+
+        assert [r.ids for r in plain] == until_stop
+        assert [r.ids for r in drafted] == until_stop
