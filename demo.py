@@ -288,6 +288,7 @@ def tokenize(setup: Demo) -> Facts:
 def train(setup: Demo) -> Facts:
     changes = [f"num_steps={setup.num_steps}"]
     done = train_drafter(setup.settings, RECIPE, changes, setup.checkpoints)
+    assert done is not None  # a process by itself has the report
     return {
         "steps": done.num_steps,
         "first_loss": round(done.first_loss, 3),

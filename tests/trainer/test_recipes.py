@@ -6,7 +6,7 @@ import pytest
 
 from dflash_workers.contract.errors import BadInput
 from dflash_workers.contract.records import decode, encode
-from trainer.online.train import TrainRecipe
+from trainer.online.recipe import TrainRecipe
 from trainer.recipes import RECIPES, named_recipe
 
 

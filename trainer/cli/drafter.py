@@ -7,21 +7,34 @@ drafter/ and evaluate.py.
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+import orjson
 import typer
 
+from dflash_workers.contract.errors import Draining
 from dflash_workers.contract.settings import Settings, load_settings
 from dflash_workers.contract.store import open_store
 from dflash_workers.contract.terminal import ExitCode, err, progress_bar, report
-from trainer.cli.parity import heldout_samples, parity_check
+from trainer.cli.evaluation import (
+    PROMPTS_AT_ONCE,
+    DecodingTerms,
+    beginning_of,
+    print_evaluation,
+)
+from trainer.cli.parity import parity_check
 from trainer.cli.words import AsJson, ModelDir, RunName, late
+from trainer.drafter.engines import ENGINES, NEWEST
 
 if TYPE_CHECKING:
     from trainer.evaluate import Evaluation
+    from trainer.online.recipe import TrainRecipe
     from trainer.online.train import TrainReport
+    from trainer.online.watching import StepRecord
 
 app = typer.Typer()
 
@@ -32,21 +45,40 @@ def train(
     model: ModelDir = "",
     recipe: Annotated[str, typer.Option(help="A name in trainer/recipes.py.")] = "smollm2_cpu",
     changes: Annotated[list[str] | None, typer.Option("--set", help="key=value; repeat.")] = None,
+    steps: Annotated[int, typer.Option(min=0, help="As --set num_steps; 0: the recipe's.")] = 0,
     out: Annotated[Path, typer.Option(help="Folder of the checkpoints.")] = Path("drafter"),
+    name: Annotated[str, typer.Option(help="Of this training in S3; else --out's name.")] = "",
+    start_from: Annotated[
+        Path | None, typer.Option("--from", help="Folder of a published drafter to go on with.")
+    ] = None,
     overrides: Annotated[
         list[str] | None,
         typer.Option("--override", help="Train though this rule of the gate fails; repeat."),
     ] = None,
+    metrics_port: Annotated[
+        int, typer.Option(min=0, max=65535, help="Of Prometheus, on 127.0.0.1; 0: none.")
+    ] = 0,
+    tracker: Annotated[str, typer.Option(help="wandb or trackio, where one is installed.")] = "",
     as_json: AsJson = False,
 ) -> None:
     """Train a drafter on a run's shards; goes on where a stopped one was.
 
-    Data that fail `dflash-fleet gate` are refused; what was overridden stands in the checkpoint.
-    Example: dflash-fleet train --run maths --model ./smollm2 --out ./drafter --set num_steps=100
+    Shards are followed as they come. Data that fail `dflash-fleet gate` are refused; what was
+    overridden stands in the checkpoint. On several GPUs: torchrun --nproc-per-node 4 -m
+    trainer.online.train -- ARGUMENTS; with --max-restarts 3 before -m, a rank that died starts all
+    of them again from the last checkpoint. Example: dflash-fleet train --run maths --model
+    ./smollm2 --out ./drafter --set num_steps=100
     """
     settings = load_settings({"run": run, "model": model})
-    done = train_drafter(settings, recipe, changes or [], out, overrides or [])
-    report(dataclasses.asdict(done), as_json=as_json)
+    changes = [*(changes or []), *([f"num_steps={steps}"] if steps else [])]
+    options = TrainOptions(name, overrides or [], start_from, metrics_port, tracker)
+    try:
+        done = train_drafter(settings, recipe, changes, out, options)
+    except Draining as error:  # asked to leave, and nothing is lost: not a failure
+        err.print(f"dflash-fleet: {error}", markup=False, soft_wrap=True)
+        return
+    if done:  # the leader's
+        report(dataclasses.asdict(done), as_json=as_json)
 
 
 @app.command()
@@ -57,18 +89,28 @@ def evaluate(
     num_prompts: Annotated[int, typer.Option(min=1, help="Held-out prompts, at most.")] = 12,
     max_new_tokens: Annotated[int, typer.Option(min=2, help="Per reply.")] = 64,
     temperature: Annotated[float, typer.Option(min=0, help="Of the target's choices.")] = 0.0,
+    at_once: Annotated[
+        int, typer.Option(min=1, help="Prompts decoded at once; 1: the speed of a single stream.")
+    ] = PROMPTS_AT_ONCE,
+    began_with: Annotated[
+        Path | None, typer.Option("--from", help="As `train --from`, where that was given.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Measure tokens per verify step on a run's held-out prompts, trained against untrained.
+    """Measure tokens per verify step on a run's held-out prompts, trained against untrained, and
+    the speed against the target's own.
 
+    By source, turn, thinking or answer, and place in the block, with 95 % intervals over prompts.
     Exit code 3 where speculation changed a reply. Example: dflash-fleet evaluate --run maths
     --model ./smollm2 --drafter ./export
     """
     settings = load_settings({"run": run, "model": model})
-    measured = measure_drafter(
-        settings, drafter, num_prompts, max_new_tokens, temperature=temperature
-    )
-    report(dataclasses.asdict(measured), as_json=as_json)
+    terms = DecodingTerms(temperature, at_once, began_with)
+    measured = measure_drafter(settings, drafter, num_prompts, max_new_tokens, terms)
+    if as_json:
+        report(dataclasses.asdict(measured), as_json=True)
+    else:
+        print_evaluation(measured)
     if measured.num_faults:
         raise typer.Exit(ExitCode.SOME_REFUSED)
 
@@ -82,17 +124,34 @@ def export(
     dtype: Annotated[str, typer.Option(help="bfloat16 or float32.")] = "bfloat16",
     run: RunName = "",
     model: ModelDir = "",
+    engine: Annotated[
+        str, typer.Option("--for", help=f"Who will run it: {', '.join(ENGINES)}.")
+    ] = NEWEST,
     unchecked: Annotated[bool, typer.Option("--unchecked", help="Without `parity`.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Write a checkpoint's drafter in the format that the servers load, once `parity` finds no
-    fault in it.
+    fault in it; refused where the engine that it is for would run something else than was trained.
 
     Example: dflash-fleet export ./drafter ./export --run maths --model ./smollm2
     """
     settings = None if unchecked else load_settings({"run": run, "model": model})
-    export_checkpoint(checkpoint, out, dtype, check_with=settings)
-    report({"export": str(out), "dtype": dtype}, as_json=as_json)
+    export_checkpoint(checkpoint, out, dtype, engine=engine, check_with=settings)
+    report({"export": str(out), "dtype": dtype, "engine": engine}, as_json=as_json)
+
+
+@dataclass(frozen=True, slots=True)
+class TrainOptions:
+    """What of `train` has a default."""
+
+    name: str = ""
+    overrides: Sequence[str] = ()
+    start_from: Path | None = None
+    metrics_port: int = 0
+    tracker: str = ""
+
+
+DEFAULTS = TrainOptions()
 
 
 def train_drafter(
@@ -100,28 +159,66 @@ def train_drafter(
     recipe: str,
     changes: Sequence[str],
     out: Path,
-    overrides: Sequence[str] = (),
-) -> TrainReport:
-    """`train` with a bar. `overrides`: rules of the gate that may fail."""
-    chosen = late("trainer.recipes").named_recipe(recipe, changes)
+    options: TrainOptions = DEFAULTS,
+) -> TrainReport | None:
+    """`train` with a bar; None on other ranks than the leader. Raises Draining after SIGTERM."""
+    launch = late("trainer.online.topology").read_launch(os.environ)
+    job = late("trainer.online.recipe").TrainJob(
+        recipe=late("trainer.recipes").named_recipe(recipe, changes),
+        model_dir=settings.model,
+        out=out,
+        name=options.name,
+        overrides=list(options.overrides),
+        start_from=options.start_from,
+        launch=launch,
+        metrics_port=options.metrics_port,
+        tracker=options.tracker,
+    )
     online = late("trainer.online.train")
+    store, run = open_store(settings), settings.require_run()
+    if launch.rank == 0:
+        print_recipe(job.recipe)
     with progress_bar() as bar:
-        task = bar.add_task("steps", total=chosen.num_steps, note="")
-        done: TrainReport = online.train(
-            open_store(settings),
-            settings.require_run(),
-            recipe=chosen,
-            paths=online.TrainPaths(settings.model, out),
-            on_step=lambda step, metrics: bar.update(
-                task, completed=step, note=f"loss {metrics.loss:.2f}"
-            ),
-            overrides=overrides,
-        )
+        task = bar.add_task("steps", total=None, note="", visible=False)
+
+        def show(record: StepRecord) -> None:
+            bar.update(
+                task,
+                visible=True,
+                total=record.num_steps,
+                completed=record.step,
+                note=step_line(record),
+            )
+
+        done: TrainReport | None = online.train(store, run, job=job, on_step=show)
     return done
 
 
+def print_recipe(recipe: TrainRecipe) -> None:
+    """All choices, as they came to be."""
+    body = orjson.dumps(dataclasses.asdict(recipe), option=orjson.OPT_INDENT_2)
+    err.print(f"recipe {body.decode()}", markup=False, soft_wrap=True)
+
+
+def step_line(record: StepRecord) -> str:
+    """What of a step is worth a look while it goes by."""
+    total_s = sum(record.seconds.values()) or 1.0
+    shares = " ".join(f"{name} {s / total_s:.0%}" for name, s in record.seconds.items() if s)
+    mfu = "" if record.mfu is None else f" MFU {record.mfu:.0%}"
+    starving = f" ({record.starving} starves)" if record.starving else ""
+    return (
+        f"loss {record.loss:.2f} accept {record.accept_length:.2f} "
+        f"{record.tokens_per_s:,.0f} tok/s{mfu} {shares}{starving}"
+    )
+
+
 def export_checkpoint(
-    checkpoint: Path, out: Path, dtype: str = "bfloat16", *, check_with: Settings | None
+    checkpoint: Path,
+    out: Path,
+    dtype: str = "bfloat16",
+    *,
+    engine: str = NEWEST,
+    check_with: Settings | None,
 ) -> None:
     """`export`: the drafter of a checkpoint, with where it came from; checked on a run's held-out
     samples and its target.
@@ -140,6 +237,7 @@ def export_checkpoint(
         out,
         dtype=dtype,
         provenance=provenance,
+        engine=engine,
         check=parity_check(check_with) if check_with else None,
     )
 
@@ -149,25 +247,29 @@ def measure_drafter(
     drafter: Path,
     num_prompts: int,
     max_new_tokens: int,
-    *,
-    temperature: float = 0.0,
+    terms: DecodingTerms | None = None,
 ) -> Evaluation:
-    """`evaluate` on the run's first held-out prompts."""
-    samples, stop_ids = heldout_samples(settings)
-    prompts = [s.ids[: s.prompt_len].tolist() for s in samples if s.turn == 0]
-    err.print(f"{len(prompts)} held-out prompts, the first {num_prompts} are used", markup=False)
-    exports = late("trainer.drafter.export")
-    recipe = exports.read_provenance(drafter).get("recipe", {})
-    start = late("trainer.drafter.start").Start(
-        seed=recipe.get("seed", 0),
-        copies_target=recipe.get("drafter", {}).get("copy_target_layers", False),
-    )
-    measured: Evaluation = late("trainer.evaluate").evaluate(
+    """`evaluate` on the run's first held-out prompts, every turn of a conversation one of them."""
+    heldout, module = late("trainer.heldout").read_heldout(settings), late("trainer.evaluate")
+    samples = heldout.samples[:num_prompts]
+    err.print(f"{len(heldout.samples)} held-out prompts, {len(samples)} are used", markup=False)
+    sources = heldout.sources({s.prompt_key for s in samples})
+    exports, terms = late("trainer.drafter.export"), terms or DecodingTerms()
+    measured: Evaluation = module.evaluate(
         settings.model,
         exports.load_export(drafter),
-        prompts[:num_prompts],
-        late("trainer.drafter.speculate").Limits(max_new_tokens, frozenset(stop_ids)),
-        start=start,
-        temperature=temperature,
+        [
+            module.Question(
+                s.ids[: s.prompt_len].tolist(), sources[s.prompt_key], s.turn, s.thinking_end >= 0
+            )
+            for s in samples
+        ],
+        module.Terms(
+            late("trainer.drafter.speculate").Limits(max_new_tokens, heldout.stop_ids),
+            temperature=terms.temperature,
+            prompts_at_once=terms.at_once,
+            thinking_end_id=heldout.spec.thinking_end_id,
+        ),
+        start=beginning_of(exports.read_provenance(drafter), terms.began_with),
     )
     return measured

@@ -1,156 +1,162 @@
-"""Shards -> microbatches: which samples come together, in which order, with which anchors.
+"""The microbatch: what a step eats, in one form whether its rows hold one sample or many.
 
-Reads what tokens/build.py wrote, hands padded tensors to -> step.py. The order of an epoch is a
-pure function of (seed, epoch, samples): a place in it is (epoch, index), and training goes on from
-there after a stop without a record of what was drawn. Samples of like length come together, so that
-little is padding. Invariant: held-out samples are never trained on, and too few samples are refused
-before the first step.
+Made by intake.py of rows that packing.py arranged, read by features.py and step.py, sent from rank
+to rank by topology.py. A padded microbatch is a packed one with one document per row. Invariant: it
+is a pure function of its samples, its place and the recipe, so that whoever resumes makes the same
+bits, and its anchors are those of (seed, epoch, sample) wherever the sample lies.
 
 B batch, L context length, A anchors.
 """
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from dflash_workers.contract.errors import BadInput, NotEnough
-from dflash_workers.contract.store import Store
-from trainer.drafter.anchors import draw_anchors
-from trainer.tokens.reading import list_shards
-from trainer.tokens.shards import Sample, read_shard
+from dflash_workers.contract.errors import BadInput
+from trainer.drafter.anchors import Document, draw_packed_anchors
 
-LENGTH_WINDOW = 16  # microbatches sorted by length together: little padding, still shuffled
+if TYPE_CHECKING:
+    from trainer.tokens.shards import Sample
+
+    Row = Sequence[tuple[Sample, int]]  # samples, and the lengths that they are cut to
+
+NO_DOCUMENT = -1  # the document number of padding
 
 
 @dataclass(frozen=True, slots=True)
 class DataRecipe:
     """How samples become microbatches."""
 
-    batch_size: int  # sequences of a microbatch
-    num_anchors: int  # blocks of a sequence
-    max_len: int  # tokens; longer samples are cut, their prompt never
-    pad_multiple: int = 8  # tokens; fewer shapes, fewer compilations
+    batch_size: int  # rows of a microbatch
+    num_anchors: int  # blocks of a row
+    max_len: int  # tokens of a row at most; longer samples are cut, their prompt never
+    pad_multiple: int = 8  # tokens, of padded rows: fewer shapes, fewer compilations
     min_samples: int = 8  # fewer can't teach anything
     keep_features_mb: int = 0  # of memory for the target's features; 0: made anew each time
+    packed: bool = False  # rows of max_len tokens with several samples each: one shape for ever
+    buffer_rows: int = 1024  # rows that are shuffled together: more mix better, resume slower
 
     def __post_init__(self) -> None:
-        if min(self.batch_size, self.num_anchors, self.pad_multiple) < 1 or self.max_len < 3:
+        sizes = (self.batch_size, self.num_anchors, self.pad_multiple, self.buffer_rows)
+        if min(sizes) < 1 or self.max_len < 3:
             raise BadInput(f"{self}: sizes must be positive")
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A place in the endless row of microbatches."""
+    """A place in the endless row of microbatches: a window of samples, and how far it is done."""
 
     epoch: int = 0
-    index: int = 0  # microbatches of this epoch that are done
+    shard: int = 0  # in the epoch's sequence of shards: where the window begins
+    row: int = 0  # in that shard
+    window: int = 0  # windows of this epoch before it
+    index: int = 0  # microbatches of the window that are done
+    number: int = 0  # microbatches that are done, over all epochs
+    seed: int = 0  # of shuffling and anchors
+
+
+class PlacedSample(NamedTuple):
+    """A sample in a row."""
+
+    key: str  # "<prompt key>:<turn>"
+    start: int  # its first place in the row
+    length: int  # tokens, after cutting
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MicroBatch:
-    """Right-padded sequences with their anchors."""
+    """Rows of documents with padding behind them, and their anchors."""
 
+    number: int  # over all epochs, from 0
     ids_BL: Tensor
-    lengths_B: Tensor
+    positions_BL: Tensor  # within the document; 0 at padding
+    documents_BL: Tensor  # number of the document in its row; NO_DOCUMENT at padding
     anchors_BA: Tensor  # ascending, NO_ANCHOR in unused slots
-    samples: list[int]  # indices into the corpus
+    samples: list[list[PlacedSample]]  # by row
     after: Place  # where training goes on once this one is done
 
+    @property
+    def num_tokens(self) -> int:
+        """Without the padding."""
+        return sum(sample.length for row in self.samples for sample in row)
+
     def to(self, device: torch.device) -> MicroBatch:
-        ids_BL, lengths_B, anchors_BA = (
-            t.to(device) for t in (self.ids_BL, self.lengths_B, self.anchors_BA)
+        """On a device; where pinned, the copy goes on beside other work."""
+        return self._with([t.to(device, non_blocking=True) for t in self.tensors()])
+
+    def pin(self) -> MicroBatch:
+        """In memory that a GPU copies from by itself."""
+        return self._with([t.pin_memory() for t in self.tensors()])
+
+    def tensors(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """All int64: ids, positions, documents, anchors."""
+        return self.ids_BL, self.positions_BL, self.documents_BL, self.anchors_BA
+
+    def _with(self, tensors: Sequence[Tensor]) -> MicroBatch:
+        ids_BL, positions_BL, documents_BL, anchors_BA = tensors
+        return replace(
+            self,
+            ids_BL=ids_BL,
+            positions_BL=positions_BL,
+            documents_BL=documents_BL,
+            anchors_BA=anchors_BA,
         )
-        return MicroBatch(ids_BL, lengths_B, anchors_BA, self.samples, self.after)
 
 
-def read_samples(store: Store, run: str, *, heldout: bool) -> list[Sample]:
-    """All samples of a run's shards that are (not) held out, in a fixed order."""
-    samples = [s for key in list_shards(store, run) for s in read_shard(store.get(key))]
-    return sorted(
-        (s for s in samples if s.heldout == heldout), key=lambda s: (s.prompt_key, s.turn)
+def make_microbatch(
+    rows: Sequence[Row], recipe: DataRecipe, *, at: Place, after: Place
+) -> MicroBatch:
+    """`at` is its own place."""
+    num_rows = recipe.batch_size if recipe.packed else len(rows)
+    width = recipe.max_len if recipe.packed else _padded_width(rows, recipe.pad_multiple)
+    ids, positions = np.zeros((2, num_rows, width), dtype=np.int64)
+    documents = np.full((num_rows, width), NO_DOCUMENT, dtype=np.int64)
+    anchors = [_anchors(row, recipe.num_anchors, at) for row in rows]
+    anchors += [draw_packed_anchors([], recipe.num_anchors)] * (num_rows - len(rows))
+    placed: list[list[PlacedSample]] = [[] for _ in range(num_rows)]
+    for row, members in enumerate(rows):
+        start = 0
+        for number, (sample, length) in enumerate(members):
+            span = slice(start, start + length)
+            ids[row, span] = sample.ids[:length]
+            positions[row, span] = np.arange(length)
+            documents[row, span] = number
+            placed[row].append(PlacedSample(sample_key(sample), start, length))
+            start += length
+    return MicroBatch(
+        number=at.number,
+        ids_BL=torch.from_numpy(ids),
+        positions_BL=torch.from_numpy(positions),
+        documents_BL=torch.from_numpy(documents),
+        anchors_BA=torch.from_numpy(np.stack(anchors)),
+        samples=placed,
+        after=after,
     )
 
 
-class Corpus:
-    """The samples to train on, cut to length, and their order."""
+def sample_key(sample: Sample) -> str:
+    """What tells a sample from all others of its run."""
+    return f"{sample.prompt_key}:{sample.turn}"
 
-    def __init__(self, samples: Sequence[Sample], recipe: DataRecipe, *, seed: int) -> None:
-        """Raises BadInput where a sample is held out, NotEnough where they are too few."""
-        heldout = [s.id for s in samples if s.heldout]
-        if heldout:
-            raise BadInput(f"sample {heldout[0]!r} is held out: it must not be trained on")
-        self.samples = [s for s in samples if s.prompt_len + 2 <= recipe.max_len]
-        self._recipe = recipe
-        self._seed = seed
-        self._lengths = np.array([min(len(s.ids), recipe.max_len) for s in self.samples], int)
-        self._check_enough()
 
-    def digest(self) -> str:
-        """Hash of what is trained on; a stopped run goes on only with the same."""
-        digest = hashlib.sha256()
-        for sample, length in zip(self.samples, self._lengths, strict=True):
-            digest.update(f"{sample.prompt_key}:{sample.turn}:{sample.prompt_len}:".encode())
-            digest.update(sample.ids[:length].astype("<i4").tobytes())
-        return digest.hexdigest()
+def _padded_width(rows: Sequence[Row], pad_multiple: int) -> int:
+    longest = max(sum(length for _, length in row) for row in rows)
+    return max(1, -(-longest // pad_multiple)) * pad_multiple
 
-    def largest_id(self) -> int:
-        """To be compared with the target's vocabulary."""
-        return max(int(s.ids.max()) for s in self.samples)
 
-    def from_place(self, place: Place) -> Iterator[MicroBatch]:
-        """Microbatches without end, epoch after epoch."""
-        epoch, start = place.epoch, place.index
-        while True:
-            order = self.epoch_order(epoch)
-            for index in range(start, len(order)):
-                last = index + 1 == len(order)
-                after = Place(epoch + 1, 0) if last else Place(epoch, index + 1)
-                yield self._microbatch(order[index], epoch, after)
-            epoch, start = epoch + 1, 0
-
-    def epoch_order(self, epoch: int) -> list[list[int]]:
-        """Indices of samples, by microbatch; every sample once."""
-        random = np.random.default_rng([self._seed, epoch])
-        shuffled = random.permutation(len(self.samples))
-        size, window = self._recipe.batch_size, self._recipe.batch_size * LENGTH_WINDOW
-        batches: list[list[int]] = []
-        for start in range(0, len(shuffled), window):
-            part = shuffled[start : start + window]
-            part = part[np.argsort(self._lengths[part], kind="stable")]
-            batches += [part[i : i + size].tolist() for i in range(0, len(part), size)]
-        return [batches[i] for i in random.permutation(len(batches))]
-
-    def _microbatch(self, indices: list[int], epoch: int, after: Place) -> MicroBatch:
-        lengths = self._lengths[indices]
-        width = -(-int(lengths.max()) // self._recipe.pad_multiple) * self._recipe.pad_multiple
-        ids = np.zeros((len(indices), width), dtype=np.int64)
-        anchors = []
-        for row, (index, length) in enumerate(zip(indices, lengths, strict=True)):
-            sample = self.samples[index]
-            ids[row, :length] = sample.ids[:length]
-            draw = (self._seed, epoch, f"{sample.prompt_key}:{sample.turn}")
-            anchors.append(
-                draw_anchors(
-                    sample.prompt_len, length, num_anchors=self._recipe.num_anchors, draw=draw
-                )
-            )
-        return MicroBatch(
-            torch.from_numpy(ids),
-            torch.from_numpy(lengths),
-            torch.from_numpy(np.stack(anchors)),
-            indices,
-            after,
-        )
-
-    def _check_enough(self) -> None:
-        if len(self.samples) < self._recipe.min_samples:
-            raise NotEnough(
-                f"{len(self.samples)} samples of at most {self._recipe.max_len} tokens to train "
-                f"on, at least {self._recipe.min_samples} are needed: has `tokenize` run?"
-            )
+def _anchors(
+    row: Sequence[tuple[Sample, int]], num_anchors: int, at: Place
+) -> npt.NDArray[np.int64]:
+    documents, start = [], 0
+    for sample, length in row:
+        draw = (at.seed, at.epoch, sample_key(sample))
+        documents.append(Document(start, sample.prompt_len, length, draw))
+        start += length
+    return draw_packed_anchors(documents, num_anchors)

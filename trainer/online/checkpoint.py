@@ -1,23 +1,26 @@
 """A training run on disk: weights, optimizer and place, so that it goes on as if never stopped.
 
-Written and read by train.py; export.py reads the weights. One folder per step under
-`<out>/checkpoints/`: drafter.safetensors, optimizer.safetensors, state.json; nothing is pickled.
-Invariant: a folder named `step-*` is complete, because it is filled under another name and then
-renamed; the last two are kept. Training from a checkpoint gives the same bits as without the stop.
+Made and read by train.py, kept by keeping.py; export.py reads the weights. One folder per step
+under `<out>/checkpoints/`: drafter, optimizer and random state as safetensors, in parts of at most
+PART_BYTES, so that each is one request to S3; state.json. Not torch.distributed.checkpoint, whose
+index (`.metadata`) is a pickle, read without a check; nothing here is pickled. A checkpoint knows
+no ranks: any number of them goes on from it. Invariant: a folder named `step-*` is complete,
+because it is filled under another name and then renamed. Training from a checkpoint gives the same
+bits as without the stop.
 """
 
 from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
-from torch import Tensor
+from torch import Tensor, nn
 
 from dflash_workers.contract.errors import BadInput, Corrupt, Missing
 from dflash_workers.contract.lines import dump, load
@@ -25,9 +28,13 @@ from dflash_workers.contract.records import Json
 from trainer.drafter.config import DrafterConfig
 from trainer.drafter.model import Drafter
 from trainer.online.batches import Place
+from trainer.online.sharding import whole
 
-NUM_KEPT = 2
-WEIGHTS, OPTIMIZER, STATE = "drafter.safetensors", "optimizer.safetensors", "state.json"
+FOLDER = "checkpoints"
+DRAFTER, OPTIMIZER, RANDOM, STATE = "drafter", "optimizer", "random", "state.json"
+PART_BYTES = 1 << 30  # below what S3 takes in one request, and what a host can spare
+
+Tensors = dict[str, Tensor]
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +43,7 @@ class TrainState:
 
     step: int  # steps done
     num_steps: int  # steps asked for
-    place: Place
+    place: Place  # of the data, at or before the first microbatch that is not done
     config: DrafterConfig
     recipe: Json
     corpus_digest: str
@@ -44,43 +51,71 @@ class TrainState:
     last_loss: float
     seconds: float  # trained so far, over all stops
     provenance: Json  # run, target, versions: for people
+    accept_length: float | None = None  # measured after this very step, on held-out samples
 
     @property
     def is_finished(self) -> bool:
         return self.step >= self.num_steps
 
 
-def save_checkpoint(
-    out: Path, state: TrainState, drafter: Drafter, optimizer: torch.optim.Optimizer
-) -> Path:
-    """Write one, drop all but the last NUM_KEPT; the folder that now is the newest."""
-    folder = out / "checkpoints" / f"step-{state.step:08d}"
-    draft = folder.with_name(f"writing-{state.step:08d}")
+@dataclass(frozen=True, slots=True, eq=False)
+class Snapshot:
+    """A checkpoint that is not yet written: copies in the host's memory, which training leaves
+    alone.
+    """
+
+    state: TrainState
+    tensors: dict[str, Tensors]  # by kind: DRAFTER, OPTIMIZER, RANDOM
+
+
+def take_snapshot(
+    state: TrainState, drafter: nn.Module, optimizer: torch.optim.Optimizer
+) -> Snapshot:
+    """Copy all that decides the next step; all ranks of a sharded drafter together."""
+    tensors = {
+        DRAFTER: drafter.state_dict(),
+        OPTIMIZER: optimizer_tensors(drafter, optimizer),
+        RANDOM: _random_state(),
+    }
+    return Snapshot(state, {kind: _copied(found) for kind, found in tensors.items()})
+
+
+def write_checkpoint(out: Path, snapshot: Snapshot) -> Path:
+    """The folder that now is the newest. Of one step there is one: written again, it is kept."""
+    step = snapshot.state.step
+    folder = out / FOLDER / f"step-{step:08d}"
+    if folder.exists():
+        return folder
+    draft = folder.with_name(f"writing-{step:08d}")
     shutil.rmtree(draft, ignore_errors=True)
     draft.mkdir(parents=True)
-    save_file(_contiguous(drafter.state_dict()), draft / WEIGHTS)
-    save_file(_contiguous(_optimizer_tensors(drafter, optimizer)), draft / OPTIMIZER)
-    (draft / STATE).write_bytes(dump(state))
+    for kind, tensors in snapshot.tensors.items():
+        for number, part in enumerate(_parts(tensors)):
+            save_file(part, draft / _part_name(kind, number))
+    (draft / STATE).write_bytes(dump(snapshot.state))
     for path in draft.iterdir():
         _sync(path)
     draft.rename(folder)
     _sync(folder.parent)
-    for old in _folders(out)[:-NUM_KEPT]:
-        shutil.rmtree(old)
     return folder
 
 
 def check_out(out: Path) -> None:
     """Raise BadInput now where checkpoints could not be kept later."""
     try:
-        (out / "checkpoints").mkdir(parents=True, exist_ok=True)
+        (out / FOLDER).mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise BadInput(f"{out}: can't keep checkpoints there: {error.strerror}") from error
 
 
+def checkpoint_folders(out: Path) -> list[Path]:
+    """Of an output folder, in order of their steps."""
+    return sorted((out / FOLDER).glob("step-*"))
+
+
 def latest_checkpoint(out: Path) -> Path | None:
     """The newest checkpoint of an output folder."""
-    folders = _folders(out)
+    folders = checkpoint_folders(out)
     return folders[-1] if folders else None
 
 
@@ -94,24 +129,26 @@ def read_state(folder: Path) -> TrainState:
 def read_drafter(folder: Path) -> Drafter:
     """The weights alone, on the CPU. Raises Missing, Corrupt."""
     drafter = Drafter(read_state(folder).config)
-    _fill(drafter, _read_tensors(folder / WEIGHTS), folder)
+    _fill(drafter, _read(folder, DRAFTER), folder)
     return drafter
 
 
-def restore(folder: Path, drafter: Drafter, optimizer: torch.optim.Optimizer) -> None:
-    """Weights and optimizer, in place. Raises Corrupt."""
-    _fill(drafter, _read_tensors(folder / WEIGHTS), folder)
-    tensors = _read_tensors(folder / OPTIMIZER)
-    state: dict[int, dict[str, Tensor]] = {}
-    for number, (name, _parameter) in enumerate(drafter.named_parameters()):
-        prefix = f"{name}/"
-        state[number] = {
-            k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)
-        }
-    optimizer.load_state_dict({**optimizer.state_dict(), "state": state})
+def restore_weights(folder: Path, drafter: Drafter) -> None:
+    """Weights in place, and the random state. Raises Corrupt."""
+    _fill(drafter, _read(folder, DRAFTER), folder)
+    random = _read(folder, RANDOM)
+    torch.set_rng_state(random["cpu"])
+    if "cuda" in random and torch.cuda.is_available():
+        torch.cuda.set_rng_state(random["cuda"])
 
 
-def _optimizer_tensors(drafter: Drafter, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+def read_optimizer(folder: Path) -> Tensors:
+    """What `fill_optimizer` takes, on the CPU. Raises Corrupt."""
+    return _read(folder, OPTIMIZER)
+
+
+def optimizer_tensors(drafter: nn.Module, optimizer: torch.optim.Optimizer) -> Tensors:
+    """The optimizer's state, by "<parameter>/<what>"; empty before the first step."""
     return {
         f"{name}/{key}": value
         for name, parameter in drafter.named_parameters()
@@ -119,27 +156,70 @@ def _optimizer_tensors(drafter: Drafter, optimizer: torch.optim.Optimizer) -> di
     }
 
 
-def _fill(drafter: Drafter, tensors: dict[str, Tensor], folder: Path) -> None:
+def fill_optimizer(
+    drafter: nn.Module, optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tensor]
+) -> None:
+    """Inverse of optimizer_tensors."""
+    state: dict[int, Tensors] = {}
+    for number, (name, _parameter) in enumerate(drafter.named_parameters()):
+        prefix = f"{name}/"
+        found = {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
+        if found:
+            state[number] = found
+    optimizer.load_state_dict({**optimizer.state_dict(), "state": state})
+
+
+def _fill(drafter: Drafter, tensors: Tensors, folder: Path) -> None:
     try:
         drafter.load_state_dict(tensors)
     except RuntimeError as error:
         raise Corrupt(f"{folder}: {error}") from error
 
 
-def _read_tensors(path: Path) -> dict[str, Tensor]:
-    try:
-        tensors: dict[str, Tensor] = load_file(path)
-    except (OSError, SafetensorError) as error:
-        raise Corrupt(f"{path}: {error}: delete this checkpoint to use the one before") from error
+def _read(folder: Path, kind: str) -> Tensors:
+    tensors: Tensors = {}
+    number = 0
+    while number == 0 or (folder / _part_name(kind, number)).exists():
+        path = folder / _part_name(kind, number)
+        try:
+            tensors |= load_file(path)
+        except (OSError, SafetensorError) as error:
+            raise Corrupt(
+                f"{path}: {error}: delete this checkpoint to use the one before"
+            ) from error
+        number += 1
     return tensors
 
 
-def _contiguous(tensors: dict[str, Tensor]) -> dict[str, Any]:
-    return {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+def _part_name(kind: str, number: int) -> str:
+    return f"{kind}-{number}.safetensors" if number else f"{kind}.safetensors"
 
 
-def _folders(out: Path) -> list[Path]:
-    return sorted((out / "checkpoints").glob("step-*"))
+def _parts(tensors: Tensors) -> Iterator[Tensors]:
+    """At least one, if only an empty one."""
+    part: Tensors = {}
+    size = 0
+    for name, tensor in tensors.items():
+        if part and size + tensor.nbytes > PART_BYTES:
+            yield part
+            part, size = {}, 0
+        part[name] = tensor
+        size += tensor.nbytes
+    yield part
+
+
+def _random_state() -> Tensors:
+    state = {"cpu": torch.get_rng_state()}
+    if torch.cuda.is_available():
+        state["cuda"] = torch.cuda.get_rng_state()
+    return state
+
+
+def _copied(tensors: Mapping[str, Tensor]) -> Tensors:
+    return {
+        name: whole(tensor.detach()).to("cpu", copy=True).contiguous()
+        for name, tensor in tensors.items()
+    }
 
 
 def _sync(path: Path) -> None:

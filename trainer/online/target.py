@@ -4,7 +4,10 @@ Loaded from a local folder, never from a hub. For training it is cut behind the 
 listened to: gives features, embedding and head. drafter/speculate.py uses it whole. Invariant:
 feature i is the residual stream AFTER decoder layer `layer_ids[i]` (0-based), without a norm: the
 output of that layer, transformers' `hidden_states[id + 1]`; the features of the layers are joined
-in ascending order of their ids. Source: the published drafters' readers do the same.
+in ascending order of their ids. Source: the published drafters' readers do the same. In a row of
+several documents each has the features that it has alone: transformers masks by the positions,
+which restart with each, as long as it is given no attention mask and keeps no cache. Recurrent
+layers don't look at positions: features.py gives those one document a row.
 
 B batch, L context length, D hidden, F features (layers * D), V vocab.
 """
@@ -12,7 +15,6 @@ B batch, L context length, D hidden, F features (layers * D), V vocab.
 from __future__ import annotations
 
 import functools
-import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,8 +24,25 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
 from transformers.utils import logging
 
-from dflash_workers.contract.errors import BadInput, Conflict, Missing
-from dflash_workers.contract.records import RunSpec
+from dflash_workers.contract.errors import BadInput, Missing
+
+# Layer types that look at what the mask shows and at nothing else.
+MASKED_LAYERS = {"full_attention", "sliding_attention", "chunked_attention"}
+# Not flash attention: transformers sees a row's documents there in batches of one row only.
+ATTENTIONS = ("auto", "sdpa", "eager", "flex_attention")
+
+
+@dataclass(frozen=True, slots=True)
+class TargetRecipe:
+    """How the target computes; what it computes is the run's."""
+
+    attention: str = "auto"  # sdpa where the model has it; flex skips what a row's mask hides
+    is_compiled: bool = False  # layer by layer, for CUDA and rows of one length
+    tensor_parallel: bool = False  # over all ranks of the process group, by the model's own plan
+
+    def __post_init__(self) -> None:
+        if self.attention not in ATTENTIONS:
+            raise BadInput(f"attention {self.attention!r}: use one of {', '.join(ATTENTIONS)}")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -55,19 +74,30 @@ class FrozenTarget:
         embedded: Tensor = self.model.get_input_embeddings()(ids)
         return embedded
 
-    @torch.no_grad()
-    def features(self, ids_BL: Tensor) -> Tensor:
-        """[B, L, F] of a right-padded batch. The target is causal, so that no real token sees the
-        padding, and what the padding's own features are matters to nobody.
-        """
-        return self.features_and_states(ids_BL)[0]
+    @property
+    def is_recurrent(self) -> bool:
+        """Whether a layer's state runs over the documents of a row, whatever their positions."""
+        config = self.model.config.get_text_config()
+        kinds = set(getattr(config, "layer_types", None) or ())
+        return bool(self.model._is_stateful) or not kinds <= MASKED_LAYERS
 
     @torch.no_grad()
-    def features_and_states(self, ids_BL: Tensor) -> tuple[Tensor, Tensor]:
+    def features(self, ids_BL: Tensor, positions_BL: Tensor | None = None) -> Tensor:
+        """[B, L, F]. Without positions a row is one document with padding behind it: the target is
+        causal, so that no real token sees the padding, and what the padding's own features are
+        matters to nobody. `positions_BL` restart with each document of a row.
+        """
+        return self.features_and_states(ids_BL, positions_BL)[0]
+
+    @torch.no_grad()
+    def features_and_states(
+        self, ids_BL: Tensor, positions_BL: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
         """`features`, and the final states that the head reads, [B, L, D]; the latter mean
         something on a whole target only.
         """
-        output = self.model.get_decoder()(input_ids=ids_BL, use_cache=False)
+        decoder = self.model.get_decoder()
+        output = decoder(input_ids=ids_BL, position_ids=positions_BL, use_cache=False)
         return self.take_features(), output.last_hidden_state
 
     def take_features(self) -> Tensor:
@@ -80,31 +110,40 @@ class FrozenTarget:
 
 
 def load_target(
-    model_dir: str, layer_ids: list[int], *, dtype: torch.dtype, device: torch.device
+    model_dir: str,
+    layer_ids: list[int],
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
+    recipe: TargetRecipe | None = None,
 ) -> FrozenTarget:
     """A model folder, frozen. Raises Missing, BadInput."""
-    model = _read(AutoModelForCausalLM, model_dir, dtype=dtype).eval().requires_grad_(False)
-    model.to(device)
+    recipe = recipe or TargetRecipe()
+    options: dict[str, Any] = {"dtype": dtype}
+    if recipe.attention != "auto":
+        options["attn_implementation"] = recipe.attention
+    if recipe.tensor_parallel:
+        options["tp_plan"] = "auto"  # it puts each rank's part on its device itself
+    model = _read(AutoModelForCausalLM, model_dir, use_safetensors=True, **options)
+    if not recipe.tensor_parallel:
+        model.to(device)
     if getattr(model.get_output_embeddings(), "bias", None) is not None:
         raise BadInput(f"{model_dir}: an output head with a bias is not supported")
+    return tapped(model, layer_ids, is_compiled=recipe.is_compiled)
+
+
+def tapped(model: Any, layer_ids: list[int], *, is_compiled: bool = False) -> FrozenTarget:
+    """A model as it stands, frozen and tapped."""
+    model.eval().requires_grad_(False)
     target = FrozenTarget(model, layer_ids, {})
+    if is_compiled:
+        for layer in target.layers:  # not the whole: the layers share their code, and one graph
+            layer.forward = torch.compile(layer.forward)
     for layer_id in layer_ids:
         target.layers[layer_id].register_forward_hook(
             functools.partial(_keep, target.tapped, layer_id)
         )
     return target
-
-
-def check_target(spec: RunSpec, model_dir: str) -> None:
-    """Raise Conflict where a run's answers are another model's."""
-    config = Path(model_dir) / "config.json"
-    if not config.is_file():
-        raise Missing(f"{model_dir or '(no folder)'}: no config.json: pass --model FOLDER")
-    if hashlib.sha256(config.read_bytes()).hexdigest() != spec.target.config_sha256:
-        raise Conflict(
-            f"{model_dir} is not the target of run {spec.run!r} ({spec.target.name}): their "
-            "config.json differ: pass the folder that the run was made with"
-        )
 
 
 def target_config(model_dir: str) -> PreTrainedConfig:
@@ -117,7 +156,9 @@ def _read(loader: Any, model_dir: str, **options: Any) -> Any:
         raise Missing(f"{model_dir or '(no folder)'}: no config.json: pass --model FOLDER")
     logging.disable_progress_bar()  # transformers' own; our verbs have theirs
     try:
-        return loader.from_pretrained(model_dir, local_files_only=True, **options)
+        return loader.from_pretrained(
+            model_dir, local_files_only=True, trust_remote_code=False, **options
+        )
     except (OSError, ValueError) as error:
         raise BadInput(f"{model_dir}: model can't be loaded: {error}") from error
 

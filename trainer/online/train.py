@@ -1,78 +1,57 @@
-"""The training run: samples and a frozen target in, checkpoints of a drafter out.
+"""The training run: samples and a frozen target in, checkpoints of a drafter out, on any ranks.
 
-Called by the `train` verb and by demo.py. Has the run judged by gate/ before the first step, reads
-shards through batches.py, updates through step.py, keeps itself in checkpoint.py. Safe to call
-again with the same arguments at any time: a finished run trains nothing, a stopped one goes on
-where it was; another recipe or other data in the same output folder is refused. Ctrl-C and SIGTERM
-end the step in hand, write a checkpoint, then leave.
+Called by the `train` verb and by demo.py, by each rank alike. Follows a run's shards through the
+intake, has a rank work through run.py's steps, keeps itself through keeping.py. Safe to call again
+with the same arguments at any time: a finished run trains nothing, a stopped one goes on where it
+was, on other ranks or hosts, too; another recipe or other data in the same output folder is
+refused. Ctrl-C and SIGTERM end the step in hand, write a checkpoint, then leave.
 """
 
 from __future__ import annotations
 
-import hashlib
-import itertools
-import platform
 import signal
-import threading
-import time
-from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from importlib.metadata import version
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from importlib.metadata import entry_points
 from pathlib import Path
-from types import FrameType
 
-import torch
-
-from dflash_workers.contract.errors import BadInput, Conflict, Draining
+from dflash_workers.contract.errors import Draining, Missing, Transient
 from dflash_workers.contract.keys import RunKeys
-from dflash_workers.contract.lines import load
-from dflash_workers.contract.records import Json, RunSpec, encode
+from dflash_workers.contract.lines import dump, load
+from dflash_workers.contract.plan import read_spec
+from dflash_workers.contract.provenance import MADE_WITH, made_with
+from dflash_workers.contract.records import Json
 from dflash_workers.contract.store import Store
-from trainer.drafter.config import DrafterShape
-from trainer.drafter.fitting import drafter_config
-from trainer.drafter.loss import LossRecipe
-from trainer.drafter.start import Start, untrained_drafter
-from trainer.gate.judge import Gate
-from trainer.online.batches import Corpus, DataRecipe, MicroBatch, Place, read_samples
+from dflash_workers.contract.terminal import err
+from trainer.online.building import Built, check_same, device_of, first_state
 from trainer.online.checkpoint import (
+    FOLDER,
     TrainState,
     check_out,
+    checkpoint_folders,
     latest_checkpoint,
     read_state,
-    restore,
-    save_checkpoint,
 )
-from trainer.online.features import Features
-from trainer.online.step import OptimizerRecipe, StepMetrics, Stepper
-from trainer.online.target import check_target, load_target, target_config
+from trainer.online.fingerprint import check_target
+from trainer.online.intake import Intake, ListIntake, RunSource
+from trainer.online.keeping import Keeper, Shelf
+from trainer.online.measuring import Heldout, StoredHeldout
+from trainer.online.prefetch import Prefetch
+from trainer.online.ranks import Ranks, join
+from trainer.online.recipe import TrainJob
+from trainer.online.recording import OnStep, Recorder
+from trainer.online.rounds import Desk, Rounds
+from trainer.online.stopping import Stop, stop_signals
+from trainer.online.stopwatch import Stopwatch
+from trainer.online.topology import Topology
+from trainer.online.walk import Walk
+from trainer.online.watching import METRICS, Starvation, open_watchers
+from trainer.online.work import peak_of
 from trainer.tokens.shards import Sample
 
-
-@dataclass(frozen=True, slots=True)
-class TrainRecipe:
-    """Everything that decides the weights, beside data, target and machine."""
-
-    drafter: DrafterShape
-    data: DataRecipe
-    loss: LossRecipe
-    optimizer: OptimizerRecipe
-    num_steps: int
-    num_microbatches: int = 1  # of one step: more where the memory can't take a larger one
-    save_every: int = 200  # steps
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        if min(self.num_steps, self.num_microbatches, self.save_every) < 1:
-            raise BadInput("num_steps, num_microbatches and save_every must be at least 1")
-
-
-@dataclass(frozen=True, slots=True)
-class TrainPaths:
-    """Where a run reads its target and keeps its checkpoints."""
-
-    model_dir: str
-    out: Path
+GATE = "gate"  # in a checkpoint's provenance: what the data was judged to be, and the overrides
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,190 +64,211 @@ class TrainReport:
     seconds: float
     checkpoint_dir: str
     resumed_from: int | None  # step; None: this call began at the start
+    accept_length: float | None  # the best checkpoint's, on held-out samples; None: not measured
 
 
-GATE = "gate"  # in a checkpoint's provenance: what the data was judged to be, and the overrides
+@dataclass(frozen=True, slots=True, eq=False)
+class _Data:
+    """What is trained on, and how it is spoken of."""
 
-OnStep = Callable[[int, StepMetrics], None]  # steps done, what the last one saw
+    walk: Walk
+    heldout: Iterator[Sample]
+    provenance: Callable[[], Json]  # asked at each checkpoint: the gate judges as shards come
+    starved_s: Callable[[], float]  # waited for samples so far
 
 
-def train(
-    store: Store,
-    run: str,
-    *,
-    recipe: TrainRecipe,
-    paths: TrainPaths,
-    on_step: OnStep,
-    overrides: Collection[str] = (),
-) -> TrainReport:
-    """Train on the shards that a run has now. `overrides`: rules of the gate that may fail.
+@dataclass(frozen=True, slots=True, eq=False)
+class _Kept:
+    """What a run has kept so far, and where it keeps more."""
+
+    found: Path | None  # the leader's newest checkpoint
+    state: TrainState | None  # its state, on every rank
+    shelf: Shelf | None
+    on_sent: Callable[[], None]
+
+
+def train(store: Store, run: str, *, job: TrainJob, on_step: OnStep) -> TrainReport | None:
+    """Train on a run's shards, those to come included. Other ranks than the leader return None.
 
     Raises NotEnough where the data can't teach, Conflict where the output folder belongs to
     another recipe or other data, Draining after SIGTERM, KeyboardInterrupt after Ctrl-C.
     """
-    check_target(load(RunSpec, store.get(RunKeys(run).spec)), paths.model_dir)
-    provenance = {"run": run, GATE: _judged(store, run, paths.out, overrides)}
-    samples = read_samples(store, run, heldout=False)
-    return train_on(samples, recipe=recipe, paths=paths, provenance=provenance, on_step=on_step)
+    spec = read_spec(store, run)
+    check_target(spec, job.model_dir)
+    with _joined(job) as ranks:
+        shelf = Shelf(store, RunKeys(run).train(job.stored_name) + f"{FOLDER}/")
+        metrics = RunKeys(run).train(job.stored_name) + METRICS
+        if ranks.is_leader and shelf.fetch_newer(job.out):
+            _fetch_metrics(store, metrics, job.out)
+        found, state = _found(job.out, ranks)
+        judged = dict(state.provenance.get(GATE, {})) if state else {}
+        walk = Intake(
+            RunSource(
+                store,
+                run,
+                job.stored_name,
+                is_leader=ranks.is_leader,
+                overrides=sorted({*job.overrides, *judged.get("overridden", [])}),
+            ),
+            job.recipe.data,
+            job.recipe.seed,
+            on_wait=Starvation(_say).note,
+        )
+        facts = {"run": run, MADE_WITH: made_with(spec)}
+        data = _Data(
+            walk,
+            StoredHeldout(store, run),
+            lambda: facts | {GATE: walk.judged or judged},
+            lambda: walk.starved_s,
+        )
+        kept = _Kept(found, state, shelf, lambda: _send_metrics(store, metrics, job.out))
+        return _train(job, ranks, data, kept, on_step)
 
 
 def train_on(
-    samples: list[Sample],
+    samples: Sequence[Sample],
     *,
-    recipe: TrainRecipe,
-    paths: TrainPaths,
+    job: TrainJob,
     provenance: Json,
     on_step: OnStep,
-) -> TrainReport:
+    heldout: Sequence[Sample] = (),
+) -> TrainReport | None:
     """`train` on samples from anywhere; `provenance` is kept beside the weights."""
-    check_out(paths.out)
-    corpus = Corpus(samples, recipe.data, seed=recipe.seed)
-    found = latest_checkpoint(paths.out)
-    state = read_state(found) if found else _first_state(corpus, recipe, paths, provenance)
-    _check_same(state, corpus, recipe, paths.out)
-    resumed_from = state.step if found else None
-    if found and state.is_finished:
-        return _report(state, found, resumed_from)
-    stepper = _build(state, recipe, paths.model_dir)
-    if found:
-        restore(found, stepper.drafter, stepper.optimizer)
-    batches = corpus.from_place(state.place)
-    with _stop_signals() as stop:
-        while not state.is_finished:
-            state = _train_until_save(stepper, batches, state, recipe, on_step, stop)
-            found = save_checkpoint(paths.out, state, stepper.drafter, stepper.optimizer)
-            if stop.signal:
-                _leave(stop.signal, state.step, found)
-    assert found is not None  # a run has at least one step
-    return _report(state, found, resumed_from)
+    with _joined(job) as ranks:
+        found, state = _found(job.out, ranks)
+        walk = ListIntake(samples, job.recipe.data, job.recipe.seed)
+        facts = {**provenance, "num_samples": len(samples)}
+        data = _Data(walk, iter(heldout), lambda: facts, lambda: 0.0)
+        return _train(job, ranks, data, _Kept(found, state, None, lambda: None), on_step)
 
 
-def _judged(store: Store, run: str, out: Path, overrides: Collection[str]) -> Json:
-    """What the gate found; of a run that goes on, on the same data, what it found at the start."""
-    found = latest_checkpoint(out)
-    if found and (judged := read_state(found).provenance.get(GATE)):
-        return dict(judged)
-    report = Gate(store, run, overrides=overrides).report()
-    report.check()
-    return report.for_checkpoint()
+def _train(
+    job: TrainJob, ranks: Ranks, data: _Data, kept: _Kept, on_step: OnStep
+) -> TrainReport | None:
+    state = kept.state or _told_first_state(job, ranks, data)
+    check_same(state, data.walk, job)
+    resumed_from = kept.state.step if kept.state else None
+    if not state.is_finished:
+        with ExitStack() as closing, stop_signals() as stop:
+            built = Built(job, state, kept.found, ranks, Stopwatch(ranks.device))
+            total = _told_total(job, ranks, data.walk)
+            batches = _batches(job, ranks, data.walk, state)
+            closing.enter_context(batches)
+            desk = _desk(job, ranks, data, kept, on_step) if ranks.is_leader else None
+            if desk:
+                closing.callback(desk.keeper.close)
+                closing.callback(desk.recorder.close)
+            rounds = Rounds(job, ranks, built, state, batches=batches, stop=stop)
+            _run_until_asked(rounds, ranks, desk, total, stop)
+            state = rounds.state
+    return _report(state, job.out, resumed_from) if ranks.is_leader else None
 
 
-class _Stop:
-    """The signal that asked to leave, 0 as long as none did."""
-
-    signal = 0
-
-
-def _train_until_save(
-    stepper: Stepper,
-    batches: Iterator[MicroBatch],
-    state: TrainState,
-    recipe: TrainRecipe,
-    on_step: OnStep,
-    stop: _Stop,
-) -> TrainState:
-    """At least one step, up to the next one that asks for a checkpoint."""
-    device = stepper.drafter.fc.weight.device
-    began = time.monotonic()
-    for step in range(state.step, state.num_steps):
-        microbatches = [b.to(device) for b in itertools.islice(batches, recipe.num_microbatches)]
-        metrics = stepper.step(microbatches, at=step, num_steps=state.num_steps)
-        state = replace(
-            state,
-            step=step + 1,
-            place=microbatches[-1].after,
-            first_loss=metrics.loss if step == 0 else state.first_loss,
-            last_loss=metrics.loss,
-        )
-        on_step(state.step, metrics)
-        if stop.signal or state.step % recipe.save_every == 0:
-            break
-    return replace(state, seconds=state.seconds + time.monotonic() - began)
+def _run_until_asked(
+    rounds: Rounds, ranks: Ranks, desk: Desk | None, total: int | None, stop: Stop
+) -> None:
+    """All steps, or those until somebody asks to leave: then a checkpoint, and the way out."""
+    try:
+        is_asked = rounds.run(desk, total)
+    except (Draining, Transient):
+        if not stop.is_asked():
+            raise
+        is_asked, ranks.parts_in_order = True, False  # starved ranks can't agree on a step
+    if ranks.parts_in_order or not rounds.needs_all_to_save:
+        rounds.save(desk)
+    if desk:
+        desk.keeper.wait_written()
+    if is_asked:
+        _leave(stop.signal, rounds.state.step)
 
 
-def _first_state(
-    corpus: Corpus, recipe: TrainRecipe, paths: TrainPaths, provenance: Json
-) -> TrainState:
-    target = target_config(paths.model_dir)
-    config_file = Path(paths.model_dir) / "config.json"
-    facts = {
-        "target": Path(paths.model_dir).resolve().name,
-        "target_config_sha256": hashlib.sha256(config_file.read_bytes()).hexdigest(),
-        "num_samples": len(corpus.samples),
-        "python": platform.python_version(),
-        "versions": {name: version(name) for name in ("dflash-fleet", "torch", "transformers")},
-    }
-    return TrainState(
-        step=0,
-        num_steps=recipe.num_steps,
-        place=Place(),
-        config=drafter_config(target, recipe.drafter, paths.model_dir),
-        recipe=encode(recipe),
-        corpus_digest=corpus.digest(),
-        first_loss=0.0,
-        last_loss=0.0,
-        seconds=0.0,
-        provenance={**provenance, **facts},
-    )
-
-
-def _check_same(state: TrainState, corpus: Corpus, recipe: TrainRecipe, out: Path) -> None:
-    if state.recipe != encode(recipe):
-        raise Conflict(f"{out}: holds a run of another recipe: choose another output folder")
-    if state.corpus_digest != corpus.digest():
-        raise Conflict(f"{out}: holds a run on other samples: choose another output folder")
-    if corpus.largest_id() >= state.config.vocab_size:
-        raise BadInput(
-            f"the samples hold id {corpus.largest_id()}, the target knows "
-            f"{state.config.vocab_size}: they are another model's"
-        )
-
-
-def _build(state: TrainState, recipe: TrainRecipe, model_dir: str) -> Stepper:
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    # bf16 is what the target is served in; a CPU computes it many times slower than fp32.
-    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
-    target = load_target(model_dir, state.config.target_layer_ids, dtype=dtype, device=device)
-    start = Start(recipe.seed, recipe.drafter.copy_target_layers)
-    drafter = untrained_drafter(state.config, start, target.layers, target.norm)
-    if not recipe.loss.needs_teacher:
-        target.cut()
-    features = Features(target, recipe.data.keep_features_mb)
-    return Stepper(
-        drafter.to(device), target, features, loss=recipe.loss, optimizer=recipe.optimizer
-    )
+def _leave(number: int, step: int) -> None:
+    if number == signal.SIGINT:
+        raise KeyboardInterrupt
+    raise Draining(f"stopped at step {step}; its checkpoint is kept, the same command goes on")
 
 
 @contextmanager
-def _stop_signals() -> Iterator[_Stop]:
-    stop = _Stop()
-    if threading.current_thread() is not threading.main_thread():
-        yield stop  # Python takes signals in the main thread only: whoever owns it decides
-        return
-
-    def note(number: int, _frame: FrameType | None) -> None:
-        stop.signal = number
-
-    former = {n: signal.signal(n, note) for n in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        yield stop
-    finally:
-        for number, handler in former.items():
-            signal.signal(number, handler)
+def _joined(job: TrainJob) -> Iterator[Ranks]:
+    topology = Topology(job.launch.num_ranks, job.recipe.topology)
+    topology.check_step(job.recipe.num_microbatches)
+    check_out(job.out)
+    with join(job.launch, topology, device_of(job.launch)) as ranks:
+        yield ranks
 
 
-def _leave(number: int, step: int, checkpoint: Path) -> None:
-    if number == signal.SIGINT:
-        raise KeyboardInterrupt
-    raise Draining(f"stopped at step {step}; {checkpoint} is kept, the same command goes on")
+def _found(out: Path, ranks: Ranks) -> tuple[Path | None, TrainState | None]:
+    """The leader's newest checkpoint, and on all ranks its state."""
+    found = latest_checkpoint(out) if ranks.is_leader else None
+    told = ranks.tell(dump(read_state(found)) if found else b"")
+    return found, load(TrainState, told) if told else None
 
 
-def _report(state: TrainState, checkpoint: Path, resumed_from: int | None) -> TrainReport:
-    return TrainReport(
-        state.first_loss,
-        state.last_loss,
-        state.step,
-        round(state.seconds, 1),
-        str(checkpoint),
-        resumed_from,
+def _told_first_state(job: TrainJob, ranks: Ranks, data: _Data) -> TrainState:
+    made = dump(first_state(job, data.walk, data.provenance())) if ranks.is_leader else b""
+    return load(TrainState, ranks.tell(made))
+
+
+def _told_total(job: TrainJob, ranks: Ranks, walk: Walk) -> int | None:
+    """Microbatches of all epochs, where they decide how many steps there are."""
+    if job.recipe.num_steps:
+        return None
+    made = str(walk.total_microbatches(job.recipe.num_epochs)) if ranks.is_leader else ""
+    return int(ranks.tell(made.encode()))
+
+
+def _batches(job: TrainJob, ranks: Ranks, walk: Walk, state: TrainState) -> Prefetch:
+    first = state.step * job.recipe.num_microbatches
+    return Prefetch(
+        walk,
+        state.place,
+        mine=lambda number: number >= first and ranks.is_mine(number),
+        device=ranks.device,
     )
+
+
+def _desk(job: TrainJob, ranks: Ranks, data: _Data, kept: _Kept, on_step: OnStep) -> Desk:
+    recipe = job.recipe
+    peak = peak_of(ranks.device)
+    watchers = open_watchers(job, step=kept.state.step if kept.state else 0)
+    return Desk(
+        Recorder(watchers, on_step, peak and peak * ranks.topology.num_ranks),
+        Keeper(job.out, recipe.num_kept, kept.shelf, kept.on_sent),
+        Heldout(data.heldout, recipe.data, recipe.num_evaluated),
+        data.provenance,
+        data.starved_s,
+    )
+
+
+def _report(state: TrainState, out: Path, resumed_from: int | None) -> TrainReport:
+    folders = checkpoint_folders(out)
+    lengths = [read_state(folder).accept_length for folder in folders]
+    return TrainReport(
+        first_loss=state.first_loss,
+        last_loss=state.last_loss,
+        num_steps=state.step,
+        seconds=round(state.seconds, 1),
+        checkpoint_dir=str(folders[-1]),
+        resumed_from=resumed_from,
+        accept_length=max((x for x in lengths if x is not None), default=None),
+    )
+
+
+def _send_metrics(store: Store, key: str, out: Path) -> None:
+    store.replace(key, (out / METRICS).read_bytes())
+
+
+def _fetch_metrics(store: Store, key: str, out: Path) -> None:
+    with suppress(Missing):  # a checkpoint may be in S3 a moment before its curves
+        (out / METRICS).write_bytes(store.get(key))
+
+
+def _say(message: str) -> None:
+    err.print(message, markup=False, soft_wrap=True)
+
+
+if __name__ == "__main__":  # torchrun starts a module: the verb, by the command's own name
+    (command,) = entry_points(group="console_scripts", name="dflash-fleet")
+    # torchrun takes --run for one of its own, unless it stands behind a "--", which it hands on.
+    sys.argv[1:] = ["train", *sys.argv[1 + (sys.argv[1:2] == ["--"]) :]]
+    command.load()()

@@ -32,11 +32,13 @@ def test_a_run_is_trained_exported_and_evaluated(run: str, qwen_dir: Path, tmp_p
     assert tokenized["num_new"] == 0
     assert (trained["num_steps"], trained["resumed_from"]) == (3, None)
     assert again == {**trained, "resumed_from": 3}
-    assert exported == {"export": export, "dtype": "bfloat16"}
+    assert exported == {"export": export, "dtype": "bfloat16", "engine": "sglang==0.5.23"}
     assert agreed["faults"] == []
     assert read_provenance(Path(export))["parity"]["num_replays"] == 3
     assert measured["num_prompts"] + measured["num_loops"] == 3
     assert measured["num_faults"] == 0
+    assert set(measured["acceptance"]["by_source"]) == {"unknown"}  # no plan in this run
+    assert measured["speed"]["prompts_at_once"] == 8
 
 
 def test_a_checkpoint_is_exported_unchecked_where_that_is_asked_for(
@@ -48,6 +50,52 @@ def test_a_checkpoint_is_exported_unchecked_where_that_is_asked_for(
     call("export", out, str(export), "--unchecked")
 
     assert "parity" not in read_provenance(export)
+
+
+def test_an_export_for_an_engine_that_would_run_something_else_is_refused(
+    run: str, qwen_dir: Path, tmp_path: Path
+) -> None:
+    out, export = str(tmp_path / "out"), tmp_path / "export"
+    markov = ["--set", "drafter.markov_rank=4"]
+    call("train", "--run", run, "--model", str(qwen_dir), "--out", out, *SMALL, *markov)
+    arguments = ["export", out, str(export), "--unchecked", "--for", "vllm==0.33.0"]
+
+    with pytest.raises(BadInput, match="DSpark head"):
+        CliRunner().invoke(app, arguments, catch_exceptions=False)
+
+    assert not export.exists()
+
+
+def test_a_published_drafter_is_what_its_training_is_compared_with(
+    run: str, qwen_dir: Path, tmp_path: Path
+) -> None:
+    model = ["--run", run, "--model", str(qwen_dir)]
+    first, published = str(tmp_path / "first"), str(tmp_path / "published")
+    second, export = str(tmp_path / "second"), str(tmp_path / "export")
+    call("train", *model, "--out", first, *SMALL)
+    call("export", first, published, "--unchecked", "--dtype", "float32")
+    call("train", *model, "--out", second, *SMALL, "--from", published)
+    call("export", second, export, "--unchecked")
+    arguments = ["evaluate", *model, "--drafter", export, "--max-new-tokens", "4"]
+
+    with pytest.raises(BadInput, match="began with 'published'"):
+        CliRunner().invoke(app, arguments, catch_exceptions=False)
+    measured = call(*arguments, "--from", published)
+
+    assert measured["num_faults"] == 0
+
+
+def test_people_are_shown_a_table(run: str, qwen_dir: Path, tmp_path: Path) -> None:
+    model = ["--run", run, "--model", str(qwen_dir)]
+    out, export = str(tmp_path / "out"), str(tmp_path / "export")
+    call("train", *model, "--out", out, *SMALL)
+    call("export", out, export, "--unchecked")
+
+    arguments = ["evaluate", *model, "--drafter", export, "--max-new-tokens", "8"]
+    shown = CliRunner().invoke(app, arguments, catch_exceptions=False).stdout
+
+    for word in ("source unknown", "turn 0", "part answer", "untrained", "tokens/s with"):
+        assert word in shown
 
 
 def test_a_wrong_drafter_folder_is_named(run: str, qwen_dir: Path, tmp_path: Path) -> None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -16,18 +16,42 @@ from trainer.drafter.config import DrafterShape
 from trainer.drafter.fitting import drafter_config
 from trainer.drafter.loss import LossRecipe
 from trainer.drafter.model import Drafter
+from trainer.drafter.objective import TargetEnds
 from trainer.drafter.start import start_at_random
-from trainer.online.batches import Corpus, DataRecipe, MicroBatch, Place
-from trainer.online.features import Features
-from trainer.online.step import OptimizerRecipe, Stepper, learning_rate
-from trainer.online.target import load_target, target_config
+from trainer.online.batches import DataRecipe, MicroBatch, Place
+from trainer.online.intake import ListIntake
+from trainer.online.step import Fed, OptimizerRecipe, StepMetrics, Stepper, learning_rate
+from trainer.online.target import FrozenTarget, load_target, target_config
 from trainer.tokens.shards import Sample
 
 MakeSamples = Callable[..., list[Sample]]
 
 
+@dataclass
+class Bench:
+    """A stepper and the target that feeds it."""
+
+    stepper: Stepper
+    target: FrozenTarget
+    needs_teacher: bool
+
+    @property
+    def drafter(self) -> Drafter:
+        return self.stepper.drafter
+
+    def fed(self, batch: MicroBatch) -> Fed:
+        features, states = self.target.features_and_states(batch.ids_BL)
+        return Fed(batch, features, states if self.needs_teacher else None)
+
+    def step(self, batches: Sequence[MicroBatch], *, at: int, num_steps: int) -> StepMetrics:
+        return self.stepper.step(map(self.fed, batches), at=at, num_steps=num_steps)
+
+
+MakeStepper = Callable[..., Bench]
+
+
 @pytest.fixture
-def make_stepper(qwen_dir: Path) -> Callable[..., Stepper]:
+def make_stepper(qwen_dir: Path) -> MakeStepper:
     shape = DrafterShape(num_layers=1, block_size=4, target_layer_ids=[1, 3])
 
     def make(
@@ -35,42 +59,45 @@ def make_stepper(qwen_dir: Path) -> Callable[..., Stepper]:
         loss: LossRecipe | None = None,
         dtype: torch.dtype = torch.float32,
         clip_norm: float = 1.0,
-    ) -> Stepper:
+        recompute: bool = False,
+    ) -> Bench:
+        loss = loss or LossRecipe(2.0)
         config = drafter_config(target_config(str(qwen_dir)), shape, str(qwen_dir))
         drafter = Drafter(config)
         start_at_random(drafter, 0)
-        cpu = torch.device("cpu")
-        target = load_target(str(qwen_dir), [1, 3], dtype=dtype, device=cpu)
-        return Stepper(
+        target = load_target(str(qwen_dir), [1, 3], dtype=dtype, device=torch.device("cpu"))
+        stepper = Stepper(
             drafter,
-            target,
-            Features(target, 0),
-            loss=loss or LossRecipe(2.0),
-            optimizer=OptimizerRecipe(1e-3, clip_norm=clip_norm),
+            TargetEnds(target.embed, target.head_VD),
+            loss=loss,
+            optimizer=OptimizerRecipe(1e-3, clip_norm=clip_norm, recompute=recompute),
         )
+        return Bench(stepper, target, loss.needs_teacher)
 
     return make
 
 
-def weights(stepper: Stepper) -> torch.Tensor:
+def weights(stepper: Bench) -> torch.Tensor:
     return torch.nn.utils.parameters_to_vector(stepper.drafter.parameters()).detach().clone()
 
 
 def batch_of(samples: list[Sample]) -> MicroBatch:
     recipe = DataRecipe(batch_size=8, num_anchors=6, max_len=64, pad_multiple=64, min_samples=1)
-    return next(Corpus(samples, recipe, seed=0).from_place(Place()))
+    return next(ListIntake(samples, recipe, seed=0).microbatches(Place(), mine=lambda _: True))
 
 
 def test_the_split_into_microbatches_changes_nothing_but_rounding(
-    make_stepper: Callable[..., Stepper], make_samples: MakeSamples
+    make_stepper: MakeStepper, make_samples: MakeSamples
 ) -> None:
     whole = batch_of(make_samples(8))
     parts = [
         replace(
             whole,
             ids_BL=whole.ids_BL[s],
-            lengths_B=whole.lengths_B[s],
+            positions_BL=whole.positions_BL[s],
+            documents_BL=whole.documents_BL[s],
             anchors_BA=whole.anchors_BA[s],
+            samples=whole.samples[s],
         )
         for s in (slice(0, 2), slice(2, 8))  # of unlike weight
     ]
@@ -85,7 +112,7 @@ def test_the_split_into_microbatches_changes_nothing_but_rounding(
 
 
 def test_steps_on_the_same_data_lower_the_loss(
-    make_stepper: Callable[..., Stepper], make_samples: MakeSamples
+    make_stepper: MakeStepper, make_samples: MakeSamples
 ) -> None:
     stepper, batch = make_stepper(), batch_of(make_samples(8))
 
@@ -95,10 +122,10 @@ def test_steps_on_the_same_data_lower_the_loss(
 
 
 def test_padding_changes_neither_loss_nor_update(
-    make_stepper: Callable[..., Stepper], make_samples: MakeSamples
+    make_stepper: MakeStepper, make_samples: MakeSamples
 ) -> None:
     batch = batch_of(make_samples(8))
-    longest = int(batch.lengths_B.max())
+    longest = int((batch.documents_BL >= 0).sum(1).max())
     other_ids = batch.ids_BL.clone()
     other_ids[:, longest:] = 77
     other = replace(batch, ids_BL=other_ids)
@@ -109,7 +136,7 @@ def test_padding_changes_neither_loss_nor_update(
 
 
 def test_with_a_bf16_target_the_weights_of_record_stay_fp32_and_learn_the_same(
-    make_stepper: Callable[..., Stepper], make_samples: MakeSamples
+    make_stepper: MakeStepper, make_samples: MakeSamples
 ) -> None:
     batch = batch_of(make_samples(8))
     exact, half = make_stepper(), make_stepper(dtype=torch.bfloat16)
@@ -127,7 +154,7 @@ def test_with_a_bf16_target_the_weights_of_record_stay_fp32_and_learn_the_same(
 
 
 def test_weights_that_were_filled_between_steps_are_those_that_compute(
-    make_stepper: Callable[..., Stepper], make_samples: MakeSamples
+    make_stepper: MakeStepper, make_samples: MakeSamples
 ) -> None:
     batch = batch_of(make_samples(8))
     stepper, other = (make_stepper(dtype=torch.bfloat16) for _ in range(2))
@@ -141,7 +168,7 @@ def test_weights_that_were_filled_between_steps_are_those_that_compute(
 
 
 def test_a_drafter_that_leaks_is_not_trained(
-    make_stepper: Callable[..., Stepper],
+    make_stepper: MakeStepper,
     make_samples: MakeSamples,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -169,7 +196,7 @@ def test_a_drafter_that_leaks_is_not_trained(
     ids=["dpace", "teacher"],
 )
 def test_other_losses_learn_too(
-    make_stepper: Callable[..., Stepper], make_samples: MakeSamples, loss: LossRecipe
+    make_stepper: MakeStepper, make_samples: MakeSamples, loss: LossRecipe
 ) -> None:
     stepper, batch = make_stepper(loss=loss), batch_of(make_samples(8))
 
@@ -181,10 +208,10 @@ def test_other_losses_learn_too(
 
 
 def test_clipping_bounds_the_update_and_reports_the_norm_before(
-    make_stepper: Callable[..., Stepper], make_samples: MakeSamples
+    make_stepper: MakeStepper, make_samples: MakeSamples
 ) -> None:
     stepper = make_stepper(clip_norm=0.25)
-    sums = stepper.loss_sums(batch_of(make_samples(8)))
+    sums = stepper.stepper.loss_sums(stepper.fed(batch_of(make_samples(8))))
     mean_loss = sums.numerator / sums.weight
     parameters = list(stepper.drafter.parameters())
     true_norm = torch.stack([g.norm() for g in torch.autograd.grad(mean_loss, parameters)]).norm()
@@ -206,3 +233,27 @@ def test_the_rate_warms_up_and_ends_near_zero() -> None:
     assert rates[4] == 1.0
     assert rates[4:] == sorted(rates[4:], reverse=True)
     assert rates[-1] < 0.001
+
+
+def test_recomputing_activations_changes_no_bit_and_keeps_less(
+    make_stepper: MakeStepper, make_samples: MakeSamples
+) -> None:
+    batch = batch_of(make_samples(8))
+    kept: list[int] = []
+
+    def steps(*, recompute: bool) -> tuple[StepMetrics, torch.Tensor]:
+        bench = make_stepper(recompute=recompute)
+        bench.step([batch], at=10, num_steps=100)
+        sizes: list[int] = []
+        with torch.autograd.graph.saved_tensors_hooks(
+            lambda t: (sizes.append(t.nbytes), t)[1], lambda t: t
+        ):
+            metrics = bench.step([batch], at=11, num_steps=100)
+        kept.append(sum(sizes))
+        return metrics, weights(bench)
+
+    plain, less = steps(recompute=False), steps(recompute=True)
+
+    assert plain[0] == less[0]
+    assert torch.equal(plain[1], less[1])
+    assert kept[1] < kept[0]

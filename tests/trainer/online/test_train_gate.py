@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -12,9 +11,11 @@ import pytest
 from dflash_workers.contract.errors import BadInput, NotEnough
 from dflash_workers.contract.keys import RunKeys
 from dflash_workers.contract.store import Store
-from tests.trainer.gate.making import RUN, SPEC, STOP, healthy, put_run, sample_of
+from tests.trainer.gate.making import RUN, STOP, healthy, sample_of
+from tests.trainer.online.growing import GrowingRun, spec_of
 from trainer.online.checkpoint import latest_checkpoint, read_state
-from trainer.online.train import GATE, TrainPaths, TrainReport, train
+from trainer.online.recipe import TrainJob
+from trainer.online.train import GATE, TrainReport, train
 from trainer.recipes import smollm2_cpu
 from trainer.tokens.shards import Sample
 
@@ -25,21 +26,17 @@ Train = Callable[..., TrainReport]
 
 @pytest.fixture
 def start(store: Store, qwen_dir: Path, tmp_path: Path) -> Train:
-    """`train` on a run with these samples."""
-    config_sha256 = hashlib.sha256((qwen_dir / "config.json").read_bytes()).hexdigest()
-    spec = replace(SPEC, target=replace(SPEC.target, config_sha256=config_sha256))
+    """`train` on a sealed run with these samples."""
 
     def start(samples: Sequence[Sample], overrides: Sequence[str] = ()) -> TrainReport:
         if not store.exists(RunKeys(RUN).spec):
-            put_run(store, [samples], spec=spec)
-        return train(
-            store,
-            RUN,
-            recipe=RECIPE,
-            paths=TrainPaths(str(qwen_dir), tmp_path / "out"),
-            on_step=lambda step, metrics: None,
-            overrides=overrides,
-        )
+            run = GrowingRun(store, 1, replace(spec_of(qwen_dir), run=RUN))
+            run.put(0, samples)
+            run.seal()
+        job = TrainJob(RECIPE, str(qwen_dir), tmp_path / "out", overrides=list(overrides))
+        report = train(store, RUN, job=job, on_step=lambda record: None)
+        assert report is not None
+        return report
 
     return start
 
