@@ -3,7 +3,7 @@
 The run's first engine writes `canary.json`, the log-probabilities of a fixed text, and every later
 one must agree: /model_info shows only a path, and other weights, another quantisation or another
 revision would go unseen into the data. How an answer ends and whether thinking can be switched are
-tried as well. Called by worker. What can't be told is a warning and never an error.
+tried as well. Called by worker and by bench. What can't be told is a warning and never an error.
 """
 
 from __future__ import annotations
@@ -90,8 +90,11 @@ class Verdict:
     warnings: list[str] = field(default_factory=list)
 
 
-async def check_engine(engine: Engine, spec: RunSpec, chat: Chat, store: Store) -> Verdict:
-    """Of an engine that was looked at. Raises BadInput for one that must not work for this run;
+async def check_engine(
+    engine: Engine, spec: RunSpec, chat: Chat, store: Store, *, may_be_first: bool = True
+) -> Verdict:
+    """Of an engine that was looked at. `may_be_first`: it becomes what others are held against,
+    where there is none yet. Raises BadInput for one that must not work for this run;
     EngineUnavailable.
     """
     standing = await asyncio.to_thread(_standing, store, spec.run)
@@ -109,6 +112,9 @@ async def check_engine(engine: Engine, spec: RunSpec, chat: Chat, store: Store) 
     warnings = _context_warnings(engine.facts, spec) + thinking_warnings
     if log_probs is None:
         warnings.append("it tells no log-probabilities of a prompt: its weights are not checked")
+        return Verdict(False, None, None, stop_id, warnings)
+    if standing is None and not may_be_first:
+        warnings.append("no worker has begun the run: nothing tells whether this is its model")
         return Verdict(False, None, None, stop_id, warnings)
     mine = Canary(SCHEMA_VERSION, ids, log_probs, stop_id, engine.facts, time.time())
     first = standing if standing else await asyncio.to_thread(_put, store, spec.run, mine)

@@ -1,4 +1,4 @@
-"""The workers' verbs of `dflash-fleet`: worker, status, flower.
+"""The workers' verb of `dflash-fleet`: worker.
 
 Mounted by fleet.py. A verb's parameters are its flags, however many. Flags win over the
 environment (DFLASH_*), that over dflash.toml.
@@ -11,30 +11,35 @@ import sys
 from typing import Annotated, NoReturn
 
 import typer
-from celery.utils.nodenames import host_format
 
 import celeryconfig
 from dflash_workers.answering import MAX_TOOL_ROUNDS
-from dflash_workers.contract.errors import BadInput
-from dflash_workers.contract.hints import check_redis, open_hints
+from dflash_workers.contract.errors import BadUsage
 from dflash_workers.contract.settings import ENGINE_DIALECTS, Settings, load_settings
-from dflash_workers.contract.store import open_store
-from dflash_workers.contract.terminal import err, report
+from dflash_workers.engine_load import EngineLoad
+from dflash_workers.exposition import serve
 from dflash_workers.logs import set_up_logs
 from dflash_workers.opening import NOTE_EVERY, Options
-from dflash_workers.status import read_status
 from dflash_workers.vitals import Limits
 from dflash_workers.worker import Worker
+from dflash_workers.worker_metrics import WorkerMetrics
 
 app = typer.Typer()
 
 RunOption = Annotated[str, typer.Option("--run", help="Name of the run.", show_default=False)]
+
+NODE_NAME = "{slot}@fleet"  # of Celery and so in Flower: no host, of which spot nodes have many
 
 _ENVIRONMENT = """Redis and S3 are named by the environment, or in dflash.toml in lower case and
 without DFLASH_: DFLASH_REDIS_URL, DFLASH_REDIS_PREFIX, DFLASH_S3_ENDPOINT, DFLASH_S3_BUCKET,
 DFLASH_S3_PREFIX, DFLASH_S3_REGION, DFLASH_S3_ACCESS_KEY, DFLASH_S3_SECRET_KEY. What can differ from
 one worker to the next can be set there as well: --engine-url is DFLASH_ENGINE_URL, and so are
 --run, --model, --engine-dialect, --max-in-flight, --slot and the four --spot flags. Flags win."""
+
+
+@app.callback()
+def verbs() -> None:
+    """The workers' verb."""
 
 
 @app.command(epilog=_ENVIRONMENT)
@@ -82,6 +87,12 @@ def worker(
         ),
     ] = None,
     spot_file: Annotated[str, typer.Option(help="A file: this host goes once it exists.")] = "",
+    metrics_port: Annotated[
+        int, typer.Option(help="Answer Prometheus at this port; 0: no.", min=0, max=65535)
+    ] = 0,
+    metrics_host: Annotated[
+        str, typer.Option(help="Where /metrics is answered, without a password.")
+    ] = "127.0.0.1",
 ) -> None:
     """Turn queued batches into commits, through one SGLang server.
 
@@ -91,7 +102,7 @@ def worker(
     Example: dflash-fleet worker --run qwen3-8b --model /models/Qwen3-8B
     """
     if queue and (engine_url or engine_dialect or max_in_flight or idle_exit_s):
-        raise BadInput(
+        raise BadUsage(
             f"--queue {queue} has no engine: only --run, --model and --batches go with it"
         )
     if queue:
@@ -117,72 +128,38 @@ def worker(
         max_tool_rounds=max_tool_rounds,
         vitals=Limits(idle_exit_s=idle_exit_s),
     )
-    raise typer.Exit(_run_celery(Worker(load_settings(flags), options)))
-
-
-@app.command()
-def status(
-    run: RunOption = "",
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
-) -> None:
-    """Say how far a run is and who works on it, from S3 and Redis.
-
-    Example: dflash-fleet status --run qwen3-8b --json
-    """
-    settings = load_settings({"run": run})
-    hints = open_hints(settings)
-    check_redis(hints.redis, settings)
-    report(read_status(open_store(settings), hints, settings.require_run()), as_json=as_json)
-
-
-@app.command()
-def flower(
-    port: Annotated[int, typer.Option(help="Port on 127.0.0.1.", min=1, max=65535)] = 5555,
-) -> NoReturn:
-    """Start Flower, on this machine alone and behind a password.
-
-    The login is DFLASH_FLOWER_LOGIN (or flower_login in dflash.toml): never a flag, because flags
-    can be seen by everybody on the machine.
-
-    Example: DFLASH_FLOWER_LOGIN=admin:secret dflash-fleet flower --port 5555
-    """
-    settings = load_settings({})
-    user, _, password = settings.flower_login.partition(":")
-    if not user or not password:
-        raise BadInput("Flower wants a login: set DFLASH_FLOWER_LOGIN to user:password")
-    check_redis(open_hints(settings).redis, settings)
-    err.print(f"Flower: http://127.0.0.1:{port}", markup=False)
-    environ = os.environ | {
-        "BROKER_URL": settings.broker_url,
-        "FLOWER_BASIC_AUTH": settings.flower_login,
-    }
-    options = ["--address=127.0.0.1", f"--port={port}", "--max-tasks=10000"]
-    command = [sys.executable, "-m", "celery", "--config=celeryconfig", "flower", *options]
-    os.execve(sys.executable, command, environ)
+    settings = load_settings(flags)
+    metrics_at = (metrics_host, metrics_port) if metrics_port else None
+    raise typer.Exit(_run_celery(Worker(settings, options), settings, metrics_at))
 
 
 def _become_tokenizer(queue: str, settings: Settings, num_processes: int) -> NoReturn:
     """The trainer's verb, in this process' place: nothing of it is imported here."""
     if queue != celeryconfig.TOKENIZE_QUEUE:
-        raise BadInput(f"--queue {queue}: there is {celeryconfig.TOKENIZE_QUEUE!r}, or none")
+        raise BadUsage(f"--queue {queue}: there is {celeryconfig.TOKENIZE_QUEUE!r}, or none")
     command = [sys.executable, "-m", "fleet", "tokenize", "--follow"]
     command += ["--workers", str(num_processes)]
     os.execve(sys.executable, command, os.environ | settings.environment())
 
 
-def _run_celery(process: Worker) -> int:
+def _run_celery(process: Worker, settings: Settings, metrics_at: tuple[str, int] | None) -> int:
     """Until a signal ends it; the exit code.
 
     By Celery's own worker and not by its command line, which loads every plugin, Flower among them:
     half a second of CPU at each start.
     """
     worker = process.make_app().Worker(
-        hostname=host_format(f"{process.site.slot}@%h"),
+        hostname=NODE_NAME.format(slot=process.site.slot),
         quiet=True,
         # Workers need to know nothing of each other, and a consumer that listens to them goes deaf
         # with the connection (see celeryconfig).
         without_gossip=True,
         without_mingle=True,
     )
+    load = EngineLoad(settings, process.site.slot, process.site.hints)
+    if metrics_at:
+        serve(WorkerMetrics(process.site, load).read, *metrics_at)
+    load.start()
     worker.start()
+    load.stop()
     return int(worker.exitcode or 0)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -18,14 +18,16 @@ import typer
 from dflash_workers.bench import Bench, Sweep, prompts_of
 from dflash_workers.bench_plot import draw
 from dflash_workers.bench_result import BenchResult
+from dflash_workers.canary import check_engine
 from dflash_workers.contract.errors import BadInput, Missing
 from dflash_workers.contract.lines import dump, load
 from dflash_workers.contract.plan import read_spec
+from dflash_workers.contract.prices import Prices, store_prices
 from dflash_workers.contract.records import Json
 from dflash_workers.contract.settings import Settings, load_settings
-from dflash_workers.contract.store import open_store
+from dflash_workers.contract.store import Store, open_store
 from dflash_workers.contract.terminal import err, report
-from dflash_workers.engine import DIALECTS
+from dflash_workers.engine import DIALECTS, Engine
 from dflash_workers.estimate import (
     Features,
     Work,
@@ -37,8 +39,11 @@ from dflash_workers.estimate import (
     read_prices,
     with_drafter,
 )
+from dflash_workers.pace import Patience
 from dflash_workers.progress import Progress, measure
-from dflash_workers.runs import open_runs
+from dflash_workers.runs import Run, open_runs
+
+READY_S = 5.0  # for an engine that should be there
 
 app = typer.Typer()
 
@@ -112,10 +117,14 @@ def estimate(
 ) -> None:
     """Say what a run will take: hours, GPU-hours, money, tokens, bytes.
 
-    From a bench, or from a live run's present rate. Example: dflash-fleet estimate --run qwen3-8b
+    From a bench, or from a live run's present rate. Prices are kept with the run: status says then
+    what it has cost so far. Example: dflash-fleet estimate --run qwen3-8b
     --bench bench-qwen3-8b.json --output-tokens 1800 --gpu h200=3.2,b200=6 --spot 0.35 --nodes 8
     """
     progress = _progress(load_settings({"run": run})) if run or bench_file is None else None
+    prices = read_prices(gpu)
+    if progress and prices:
+        _keep_prices(load_settings({"run": run}), Prices(prices, spot))
     work = _work(progress, prompts, input_tokens, output_tokens)
     plain = load(BenchResult, _read(bench_file)) if bench_file else None
     rate = _rate(plain, in_flight, progress, work, gpus_now)
@@ -128,7 +137,7 @@ def estimate(
         "s3_bytes": _rounded(work.s3_bytes),
         "gpu_hours": round(total_gpu_hours, 2),
         "durations": _plain(durations(total_gpu_hours, nodes, gpus_per_node)),
-        "costs": _plain(costs(total_gpu_hours, read_prices(gpu), spot)),
+        "costs": _plain(costs(total_gpu_hours, prices, spot)),
     }
     if hidden_size:
         features = Features(feature_layers, hidden_size)
@@ -178,10 +187,30 @@ def sweep(settings: Settings, wanted: Sweep) -> BenchResult:
     dialect = DIALECTS[settings.engine_dialect]
 
     async def measured() -> BenchResult:
-        return await Bench(settings.engine_url, dialect, opened, prompts, wanted).measure()
+        warnings = await _check_model(settings, opened, store)
+        result = await Bench(settings.engine_url, dialect, opened, prompts, wanted).measure()
+        return replace(result, warnings=warnings + result.warnings)
 
     with err.status("measuring"):
         return asyncio.run(measured())
+
+
+async def _check_model(settings: Settings, run: Run, store: Store) -> list[str]:
+    """What is odd about the engine. Raises BadInput where it is known to serve another model."""
+    engine = Engine(
+        settings.engine_url, 8, Patience(), dialect=settings.engine_dialect, tokenizer=run.chat
+    )
+    try:
+        await engine.wait_until_there(READY_S)
+        await engine.look()
+        verdict = await check_engine(engine, run.spec, run.chat, store, may_be_first=False)
+    finally:
+        await engine.close()
+    return verdict.warnings
+
+
+def _keep_prices(settings: Settings, prices: Prices) -> None:
+    store_prices(open_store(settings), settings.require_run(), prices)
 
 
 def _progress(settings: Settings) -> Progress:

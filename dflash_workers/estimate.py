@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dflash_workers.contract.errors import BadInput
+from dflash_workers.contract.prices import Price
 
 HOUR_S = 3600.0
 
@@ -38,14 +39,6 @@ class Work:
         if self.s3_bytes_per_prompt is None:
             return None
         return self.num_prompts * self.s3_bytes_per_prompt
-
-
-@dataclass(frozen=True, slots=True)
-class Price:
-    """Of one kind of GPU."""
-
-    gpu: str
-    usd_per_hour: float  # of one, on demand
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,12 +9,24 @@ import logging
 
 from celery import signals
 
+from dflash_workers.contract.printable import printable
+
 FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+
+
+class OneLine(logging.Formatter):
+    """Further lines of an event are indented, so that no text from elsewhere can begin one."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The event, without control characters."""
+        return printable(super().format(record)).replace("\n", "\n  ")
 
 
 def set_up_logs() -> None:
     """Once per process, before Celery starts."""
-    logging.basicConfig(level=logging.INFO, format=FORMAT)
+    handler = logging.StreamHandler()
+    handler.setFormatter(OneLine(FORMAT))
+    logging.basicConfig(level=logging.INFO, handlers=[handler])
     logging.getLogger("celery").setLevel(logging.WARNING)
     signals.setup_logging.connect(_leave_as_it_is)  # a receiver is enough to stop Celery's own
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import logging
+import os
 import re
 import socket
 import sys
@@ -79,6 +80,8 @@ class Options:
 
 def open_site(settings: Settings, options: Options) -> Site:
     """Check everything that work needs; raise what is missing."""
+    # A prompt at a time is encoded here: handing it to a pool of threads takes longer.
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     run = settings.require_run()
     hints = _open_sender(settings)
     check_redis(hints.redis, settings)
@@ -155,7 +158,7 @@ async def _make_engine(settings: Settings, options: Options, runs: Runs) -> Engi
         settings.max_in_flight,
         options.patience,
         dialect=settings.engine_dialect,
-        tokenizer=runs.open(settings.run).chat.tokenizer,
+        tokenizer=runs.open(settings.run).chat,
     )
 
 

@@ -12,13 +12,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Iterator
-from contextlib import (
-    AbstractAsyncContextManager,
-    AsyncExitStack,
-    asynccontextmanager,
-    contextmanager,
-    nullcontext,
-)
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from typing import Any
 
 from dflash_workers.contract.errors import Draining
@@ -34,13 +28,13 @@ class Slots:
         self._ordinary: deque[asyncio.Future[None]] = deque()
 
     @asynccontextmanager
-    async def one(self, *, is_first: bool = False) -> AsyncIterator[None]:
-        """Have one inside the block. `is_first`: before all in the ordinary line."""
-        await self._acquire(self._first if is_first else self._ordinary)
+    async def one(self) -> AsyncIterator[None]:
+        """Have one inside the block."""
+        await self.acquire()
         try:
             yield
         finally:
-            self._release()
+            self.release()
 
     @asynccontextmanager
     async def every(self) -> AsyncIterator[None]:
@@ -52,20 +46,21 @@ class Slots:
             await asyncio.gather(*waits)
             yield
 
-    async def _acquire(self, line: deque[asyncio.Future[None]]) -> None:
+    async def acquire(self, *, is_first: bool = False) -> None:
+        """Wait for one. `is_first`: before all in the ordinary line."""
         if self.num_free:  # nobody waits, then
             self.num_free -= 1
             return
         turn = asyncio.get_running_loop().create_future()
-        line.append(turn)
+        (self._first if is_first else self._ordinary).append(turn)
         try:
             await turn
         except asyncio.CancelledError:
             if not turn.cancelled():  # it was given one just before
-                self._release()
+                self.release()
             raise
 
-    def _release(self) -> None:
+    def release(self) -> None:
         """Hand it on, so that nobody who comes just now is before those who wait."""
         for line in (self._first, self._ordinary):
             while line:
@@ -89,17 +84,18 @@ class Seats:
     @asynccontextmanager
     async def take(self, prompt_key: str, slots: Slots) -> AsyncIterator[None]:
         """Be in the engine inside the block. Raises Draining once nobody may go in any more."""
-        entrance: AbstractAsyncContextManager[None] = nullcontext()
+        self._check_open()
         if not self._is_alone:
-            entrance = slots.one(is_first=self._is_first)
-        async with AsyncExitStack() as stack:
-            self._check_open()
             with self._waits():
-                await stack.enter_async_context(entrance)
+                await slots.acquire(is_first=self._is_first)
+        try:
             self._check_open()
             self.taken.add(prompt_key)
-            stack.callback(self.taken.discard, prompt_key)
             yield
+        finally:
+            self.taken.discard(prompt_key)
+            if not self._is_alone:
+                slots.release()
 
     def close(self) -> None:
         """Let nobody in from now on. Who waits is told at once, who is in may end."""

@@ -1,61 +1,125 @@
 """What `dflash-fleet status` shows: a run's truth from S3, and what Redis says about who works.
 
-From <- progress.Meter, the run's orders, claims' sets, heartbeats; to -> cli. Reads only.
+From <- progress.Meter, the run's orders and prices, claims' sets, heartbeats, dead letters; to ->
+cli, screen and exporter. Reads only. An Overview that is kept reads again only what is new.
 """
 
 from __future__ import annotations
 
-from typing import Any
+import json
+from dataclasses import asdict
 
 import celeryconfig
 from dflash_workers.contract.control import Control, RunState
 from dflash_workers.contract.hints import Hints, translated_redis
 from dflash_workers.contract.plan import read_spec
+from dflash_workers.contract.prices import stored_prices
 from dflash_workers.contract.records import Json, encode
 from dflash_workers.contract.store import Store
+from dflash_workers.heartbeats import read_beats
+from dflash_workers.lags import Orders
 from dflash_workers.progress import RUNNING, Meter
 from dflash_workers.throughput import read_noted
 
+NUM_ERRORS = 5
 
-def read_status(store: Store, hints: Hints, run: str) -> Json:
-    """Progress by its own names, then the queue's, the claims' and the workers' figures."""
-    spec = read_spec(store, run)
-    queue = celeryconfig.generate_queue(spec.target.fingerprint())
-    with translated_redis(hints.where):
-        noted = read_noted(hints.redis, hints.keys, run)
-    meter, state = Meter(store, run), Control(store, run).state()
-    progress = encode(meter.measure(noted))
-    if state is not RunState.ACTIVE:
-        progress["eta_hours"] = None
-        if progress["status"] == RUNNING:
-            progress["status"] = state.value
-    with translated_redis(hints.where):
+
+class Overview:
+    """One run, looked at again and again."""
+
+    def __init__(self, store: Store, hints: Hints, run: str) -> None:
+        """Raises Missing where there is no such run."""
+        self.run = run
+        self._store, self._hints = store, hints
+        self._queue = celeryconfig.generate_queue(read_spec(store, run).target.fingerprint())
+        self._meter = Meter(store, run)
+        self._control = Control(store, run)
+        self._orders = Orders(store, run)
+
+    def read(self) -> Json:
+        """Progress by its own names, then what it is made of, then Redis' figures."""
+        with translated_redis(self._hints.where):
+            noted = read_noted(self._hints.redis, self._hints.keys, self.run)
+        state = self._control.state()
+        measured, outlook = self._meter.measure_with_outlook(noted)
+        self._meter.look_for_shards()
+        progress, expected = encode(measured), encode(outlook)
+        if state is not RunState.ACTIVE:
+            progress["eta_hours"] = expected["eta_low_hours"] = expected["eta_high_hours"] = None
+            if progress["status"] == RUNNING:
+                progress["status"] = state.value
         return {
-            "run": run,
+            "run": self.run,
             "state": state.value,
-            "sealed": meter.is_sealed,
+            "sealed": self._meter.is_sealed,
             **progress,
             "num_noted": sum(batch.num_prompts for batch in noted),
-            "queue": queue,
-            "num_queued": hints.num_queued(queue),
-            "num_pending": int(hints.redis.zcard(hints.keys.pending(run))),
-            "num_inflight": int(hints.redis.zcard(hints.keys.inflight(run))),
-            "workers": _workers(hints),
+            **self._queue_figures(),
+            **expected,
+            **self._counted(),
+            "errors": self._errors(),
         }
 
+    def _queue_figures(self) -> Json:
+        hints = self._hints
+        with translated_redis(hints.where):
+            beats = read_beats(hints.redis, hints.keys)
+            return {
+                "queue": self._queue,
+                "num_queued": hints.num_queued(self._queue),
+                "num_pending": int(hints.redis.zcard(hints.keys.pending(self.run))),
+                "num_inflight": int(hints.redis.zcard(hints.keys.inflight(self.run))),
+                "workers": [{"slot": beat.slot, **beat.facts} for beat in beats],
+                "tokenizer_up": bool(hints.redis.exists(hints.keys.tokenizers)),
+            }
 
-def _workers(hints: Hints) -> list[Json]:
-    prefix = hints.keys.worker("")
-    workers = []
-    for key in hints.redis.scan_iter(match=f"{prefix}*"):
-        facts: dict[bytes, bytes] = hints.redis.hgetall(key)  # type: ignore[assignment]
-        slot = key.decode().removeprefix(prefix)
-        workers.append({"slot": slot, **{k.decode(): _value(v) for k, v in facts.items()}})
-    return sorted(workers, key=lambda worker: str(worker["slot"]))
+    def _counted(self) -> Json:
+        counted, prices = self._meter.counted, stored_prices(self._store, self.run)
+        gpu_hours = counted.busy.gpu_hours()
+        num_shards = counted.num_commits - counted.num_untokenized - counted.num_quarantined
+        return {
+            "rejections": dict(sorted(counted.rejections.items(), key=lambda item: -item[1])),
+            "made_again_tokens": counted.notes.get("made_again_tokens", 0),
+            "gpu_hours": round(gpu_hours, 4),
+            "cost_usd": prices.cost_usd(gpu_hours) if prices else {},
+            "num_untokenized": counted.num_untokenized,
+            "num_quarantined": counted.num_quarantined,
+            "trainers": [asdict(lag) for lag in self._orders.lags(num_shards)],
+        }
+
+    def _errors(self) -> list[Json]:
+        """The newest letters that nobody can work on, and the newest rejections."""
+        errors = [
+            {"at": r["at"], "what": f"rejected {r['id']!r}: {r['reason']}: {r['detail']}"}
+            for r in self._meter.counted.last_rejections
+        ]
+        for reason, letters in read_dead(self._hints, NUM_ERRORS).items():
+            errors += [
+                {"at": letter["at"], "what": f"dead letter ({reason}): {letter['error']}"}
+                for letter in letters
+            ]
+        return sorted(errors, key=lambda error: -error["at"])[:NUM_ERRORS]
 
 
-def _value(text: bytes) -> Any:
-    try:
-        return float(text)
-    except ValueError:
-        return text.decode()
+def read_status(store: Store, hints: Hints, run: str) -> Json:
+    """One look, by a new observer."""
+    return Overview(store, hints, run).read()
+
+
+def read_dead(hints: Hints, num_newest: int) -> dict[str, list[Json]]:
+    """The newest dead letters of each reason."""
+    prefix = hints.keys.dead("")
+    found: dict[str, list[Json]] = {}
+    with translated_redis(hints.where):
+        for key in hints.redis.scan_iter(match=f"{prefix}*", count=1000):
+            letters = hints.redis.lrange(key, 0, num_newest - 1)
+            found[key.decode().removeprefix(prefix)] = [json.loads(text) for text in letters]
+    return found
+
+
+def count_dead(hints: Hints) -> dict[str, int]:
+    """How many are kept of each reason."""
+    prefix = hints.keys.dead("")
+    with translated_redis(hints.where):
+        keys = list(hints.redis.scan_iter(match=f"{prefix}*", count=1000))
+        return {k.decode().removeprefix(prefix): int(hints.redis.llen(k)) for k in keys}

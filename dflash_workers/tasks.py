@@ -47,30 +47,32 @@ log = logging.getLogger(__name__)
 PAUSE_S = 3.0
 _FOREIGN_PAUSE_S = 1.0  # two workers that disagree about a run's target must not play ball
 _A_LINE_EACH = 1000  # a paused run may have tens of thousands of hints waiting
+_TOLD_CHARS = 200  # of a result: it goes through Redis to Flower, which keeps thousands
 
 
 def register(app: celery.Celery, site: Site) -> None:
     """Make `site` answer the app's messages."""
 
     @app.task(name=celeryconfig.GENERATE_TASK)
-    def generate_task(*unexpected: object, **facts: object) -> None:
-        take(facts | {"args": unexpected} if unexpected else facts, site)
+    def generate_task(*unexpected: object, **facts: object) -> str:
+        return take(facts | {"args": unexpected} if unexpected else facts, site)
 
 
-def take(facts: Json, site: Site, *, pause_s: float = PAUSE_S) -> None:
-    """One hint, to its end."""
+def take(facts: Json, site: Site, *, pause_s: float = PAUSE_S) -> str:
+    """One hint, to its end; what became of it, for people who look at Flower."""
     site.tally.add(RECEIVED)
     with site.tally.busy():
         try:
             message = _message(facts, site)
-            if message is not None:
-                _work(message, site, pause_s)
+            return _work(message, site, pause_s) if message else "dead letter: unknown schema"
         except FleetError as error:
             log.warning("hint dropped, reconcile will send it again: %s", error)
             site.holds.draining.wait(pause_s)
+            return _told("dropped", error)
         except Exception:
             log.exception("hint %s: unexpected; its claim lapses and another tries", facts)
             site.holds.draining.wait(pause_s)
+            return "unexpected error: see this worker's log"
 
 
 def _message(facts: Json, site: Site) -> BatchMessage | None:
@@ -86,11 +88,12 @@ def _message(facts: Json, site: Site) -> BatchMessage | None:
     return message
 
 
-def _work(message: BatchMessage, site: Site, pause_s: float) -> None:
-    if site.holds.draining.is_set() or site.gate.why_closed():
+def _work(message: BatchMessage, site: Site, pause_s: float) -> str:
+    why = "this worker leaves" if site.holds.draining.is_set() else site.gate.why_closed()
+    if why:
         _give_back(message, site, pause_s)
         site.gate.wait_open(site.holds.draining)
-        return
+        return _told("given back", why)
     try:
         batch = _open(message, site)
         claim = site.claims.claim(message) if batch else None
@@ -98,19 +101,22 @@ def _work(message: BatchMessage, site: Site, pause_s: float) -> None:
         log.warning("hint goes back: %s", error)
         _give_back(message, site, pause_s)
         site.holds.draining.wait(pause_s)
-        return
-    if batch is None or claim is None:  # nothing to work on, or another holds it
-        return
+        return _told("given back", error)
+    if batch is None or claim is None:
+        return "nothing to work on here, or another worker holds it"
     started = time.monotonic()
     try:
         commit = generate(batch, claim, site)
     except (Draining, Cancelled, LeaseLost) as error:
         log.info("%s", error)
+        return _told("not finished", error)
     except FleetError as error:
         log.warning("%s given back: %s", claim.name, error)
         site.holds.draining.wait(pause_s)
-    else:
-        log.info("%s", _line(commit, claim.attempt, time.monotonic() - started))
+        return _told("given back", error)
+    line = _line(commit, claim.attempt, time.monotonic() - started)
+    log.info("%s", line)
+    return line.removeprefix(f"{claim.name} ")
 
 
 def _open(message: BatchMessage, site: Site) -> Batch | None:
@@ -168,11 +174,16 @@ def _bury(reason: str, facts: Json, error: FleetError, site: Site) -> None:
     bury(reason, facts, error, site)
 
 
+def _told(what: str, why: object) -> str:
+    return f"{what}: {why}"[:_TOLD_CHARS]
+
+
 def _line(commit: Commit, attempt: str, seconds: float) -> str:
     name = batch_name(commit.segment, commit.batch)
     if commit.attempt != attempt:
         return f"{name} was committed by {commit.worker} already"
+    reasons = ", ".join(sorted({rejected.reason for rejected in commit.rejected}))
     return (
-        f"{name} committed: {commit.num_rows} rows, {len(commit.rejected)} rejected, "
-        f"{commit.output_tokens} tokens in {seconds:.1f} s"
+        f"{name} committed: {commit.num_rows} rows, {len(commit.rejected)} rejected"
+        f"{f' ({reasons})' if reasons else ''}, {commit.output_tokens} tokens in {seconds:.1f} s"
     )

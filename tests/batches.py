@@ -50,7 +50,8 @@ def is_committed_once(store: Store, message: BatchMessage) -> bool:
 
 def left_in_redis(client: redis.Redis, hints: Hints) -> list[str]:
     keys = [key.decode() for key in client.scan_iter(f"{hints.keys.prefix}*")]
-    return [key for key in keys if ":worker:" not in key and ":progress:" not in key]
+    beside = (":worker:", ":progress:", ":events", ":roll", ":observer")
+    return [key for key in keys if not any(part in key for part in beside)]
 
 
 def cut_off(client: redis.Redis) -> None:

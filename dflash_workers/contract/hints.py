@@ -7,10 +7,12 @@ that a lost hint is noticed. See celeryconfig.py for names and priorities.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import compress, islice
+from urllib.parse import urlsplit
 
 import celery
 import kombu.exceptions
@@ -19,7 +21,7 @@ import redis
 import redis.exceptions
 
 import celeryconfig
-from dflash_workers.contract.errors import AccessDenied, BadInput, QueueUnavailable
+from dflash_workers.contract.errors import AccessDenied, BadUsage, QueueUnavailable
 from dflash_workers.contract.keys import RedisKeys, batch_name
 from dflash_workers.contract.records import BatchMessage, encode
 from dflash_workers.contract.settings import Settings
@@ -210,13 +212,21 @@ def open_redis(settings: Settings, *, timeout_s: float = 30) -> redis.Redis:
             health_check_interval=25,
         )
         client.connection_pool.make_connection()  # finds unknown options without connecting
+        _check_database(settings.broker_url)
     except (TypeError, ValueError) as error:
         # Not the error's own words: they may hold a part of the password.
-        raise BadInput(
+        raise BadUsage(
             f"DFLASH_REDIS_URL {settings.public_redis_url()!r} is no Redis URL: write "
             "redis://:PASSWORD@HOST:PORT/0, with /, @ and : in the password percent-encoded"
         ) from error
     return client
+
+
+def _check_database(url: str) -> None:
+    """Raises ValueError. redis-py takes database 0 where the URL names one that there isn't."""
+    where = urlsplit(url)
+    if where.scheme in ("redis", "rediss") and not re.fullmatch(r"(/\d*)?", where.path):
+        raise ValueError(f"database {where.path!r}")
 
 
 def check_redis(client: redis.Redis, settings: Settings) -> None:

@@ -40,7 +40,7 @@ class Sampling:
 
     def overridden(self, overrides: Json) -> Sampling:
         """This, with the values that a prompt or a retry asks for; see OVERRIDABLE."""
-        return dataclasses.replace(self, **overrides)
+        return dataclasses.replace(self, **overrides) if overrides else self
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from dflash_workers.contract.errors import BadInput
+from dflash_workers.contract.errors import BadUsage
 
 CONFIG_FILE = Path("dflash.toml")
 LOCAL_REDIS_URL = "redis://127.0.0.1:6379/0"
@@ -49,29 +49,33 @@ class Settings:
 
     def __post_init__(self) -> None:
         if self.run and not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", self.run):
-            raise BadInput(f"run name {self.run!r}: use letters, digits, '.', '_', '-'")
+            raise BadUsage(f"run name {self.run!r}: use letters, digits, '.', '_', '-'")
         if self.slot and not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", self.slot):
-            raise BadInput(f"slot {self.slot!r}: use letters, digits, '.', '_', '-'")
+            raise BadUsage(f"slot {self.slot!r}: use letters, digits, '.', '_', '-'")
         if self.engine_dialect not in ENGINE_DIALECTS:
             known = ", ".join(ENGINE_DIALECTS)
-            raise BadInput(f"engine_dialect {self.engine_dialect!r} is not known: use {known}")
+            raise BadUsage(f"engine_dialect {self.engine_dialect!r} is not known: use {known}")
         if self.spot_provider not in SPOT_PROVIDERS:
             known = ", ".join(SPOT_PROVIDERS[1:])
-            raise BadInput(f"spot_provider {self.spot_provider!r} is not known: use {known}")
+            raise BadUsage(f"spot_provider {self.spot_provider!r} is not known: use {known}")
         if self.spot_url and not re.fullmatch(r"http://[^/\s?#]+", self.spot_url):
-            raise BadInput(f"spot_url {self.spot_url!r}: use http://HOST or http://HOST:PORT")
+            raise BadUsage(f"spot_url {self.spot_url!r}: use http://HOST or http://HOST:PORT")
         if self.max_in_flight < 1:
-            raise BadInput(f"max_in_flight must be at least 1, not {self.max_in_flight}")
+            raise BadUsage(f"max_in_flight must be at least 1, not {self.max_in_flight}")
 
     @property
     def broker_url(self) -> str:
-        """Where Redis is."""
-        return self.redis_url or LOCAL_REDIS_URL
+        """Where Redis is. Over TLS its certificate is checked, unless the URL says otherwise."""
+        url = self.redis_url or LOCAL_REDIS_URL
+        if url.startswith("rediss:") and "ssl_cert_reqs=" not in url:
+            # kombu checks nothing of a server where the URL has no option of TLS.
+            return f"{url}{'&' if '?' in url else '?'}ssl_cert_reqs=required"
+        return url
 
     def require_run(self) -> str:
-        """The run's name; BadInput where none was given."""
+        """The run's name; BadUsage where none was given."""
         if not self.run:
-            raise BadInput("no run given: pass --run NAME or set DFLASH_RUN")
+            raise BadUsage("no run given: pass --run NAME or set DFLASH_RUN")
         return self.run
 
     def public_redis_url(self) -> str:
@@ -105,7 +109,7 @@ def load_settings(
         if variable.startswith("DFLASH_") and variable not in OTHER_VARIABLES:
             name = variable.removeprefix("DFLASH_").lower()
             if name not in names:
-                raise BadInput(f"unknown environment variable {variable}")
+                raise BadUsage(f"unknown environment variable {variable}")
             values[name] = text
     values.update({k: v for k, v in flags.items() if v not in (None, "")})
     return Settings(**{k: _typed(k, v, names[k]) for k, v in values.items()})  # type: ignore[arg-type]
@@ -117,19 +121,19 @@ def _read_config(path: Path, names: Mapping[str, object]) -> Mapping[str, object
     try:
         values = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise BadInput(f"{path}: {error}") from error
+        raise BadUsage(f"{path}: {error}") from error
     unknown = sorted(set(values) - set(names))
     if unknown:
-        raise BadInput(f"{path}: unknown key {unknown[0]!r}")
+        raise BadUsage(f"{path}: unknown key {unknown[0]!r}")
     return values
 
 
 def _typed(name: str, value: object, kind: object) -> object:
     if isinstance(value, (list, dict)):
-        raise BadInput(f"{name} must be a single value, not {value!r}")
+        raise BadUsage(f"{name} must be a single value, not {value!r}")
     if kind != "int":
         return str(value)
     try:
         return int(str(value))
     except ValueError as error:
-        raise BadInput(f"{name} must be a whole number, not {value!r}") from error
+        raise BadUsage(f"{name} must be a whole number, not {value!r}") from error

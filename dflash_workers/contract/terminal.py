@@ -16,9 +16,19 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from dflash_workers.contract.errors import NotEnough
+from dflash_workers.contract.printable import printable
 
-out = Console(highlight=False)
-err = Console(stderr=True, highlight=False)
+
+class PlainConsole(Console):
+    """Escapes control characters in the texts that it is given: names and ids are others'."""
+
+    def print(self, *objects: Any, **options: Any) -> None:
+        """As rich does."""
+        super().print(*(printable(o) if isinstance(o, str) else o for o in objects), **options)
+
+
+out = PlainConsole(highlight=False)
+err = PlainConsole(stderr=True, highlight=False)
 
 
 class ExitCode(IntEnum):

@@ -54,7 +54,7 @@ class Asking:
 
     def run(self, work: Work) -> Any:
         async def once() -> Any:
-            how = {"tokenizer": self.chat.tokenizer}
+            how = {"tokenizer": self.chat}
             async with opened(self.fake.url, self.patience, **how) as engine:
                 return await work(engine)
 

@@ -10,12 +10,17 @@ from typer.testing import CliRunner
 
 from benchmarks.fleet_run import simulated_engine
 from dflash_workers.bench_result import BenchResult
+from dflash_workers.canary import Canary, canary_ids
 from dflash_workers.cli_bench import app
+from dflash_workers.contract.chat import Chat
 from dflash_workers.contract.errors import BadInput, Corrupt, FleetError
+from dflash_workers.contract.keys import RunKeys
 from dflash_workers.contract.lines import dump
-from dflash_workers.contract.records import Json
+from dflash_workers.contract.records import SCHEMA_VERSION, Json
 from dflash_workers.contract.settings import Settings
+from dflash_workers.contract.store import Store
 from tests.dflash_workers.test_bench_result import result
+from tests.fake_engine import FakeEngine
 from tests.planned import Plan, prompt
 
 
@@ -56,6 +61,43 @@ def test_what_bench_writes_is_what_estimate_reads(
     assert told["prompts"] == 30
     assert told["prompts_per_s_per_gpu"] == pytest.approx(found["tokens_per_s"] / 100, rel=0.01)
     assert told["s3_bytes"] is None
+
+
+@pytest.fixture
+def bench_flags(
+    plan: Plan,
+    settings: Settings,
+    engine: FakeEngine,
+    model_dir: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> list[str]:
+    """Of a bench of an engine and a run, as short as can be."""
+    plan.add([prompt("say")])
+    for name, value in settings.environment().items():
+        monkeypatch.setenv(name, value)
+    flags = ["--max-in-flight=1", "--window-s=0.1", "--settle-s=0", f"--out={tmp_path}"]
+    return [f"--model={model_dir}", f"--engine-url={engine.url}", *flags]
+
+
+def test_an_engine_known_to_be_of_another_model_is_not_measured(
+    bench_flags: list[str], plan: Plan, store: Store, chat: Chat
+) -> None:
+    ids = canary_ids(chat)
+    other = Canary(SCHEMA_VERSION, ids, [-90.0] * (len(ids) - 1), "included", {}, 0.0)
+    store.put_new(RunKeys(plan.spec.run).canary, dump(other))
+
+    with pytest.raises(BadInput, match="this engine is not tiny as run"):
+        call("bench", *bench_flags)
+
+
+def test_a_bench_before_any_worker_says_so_and_is_nothing_that_others_are_held_against(
+    bench_flags: list[str], plan: Plan, store: Store
+) -> None:
+    found = call("bench", *bench_flags)
+
+    assert "no worker has begun the run" in Path(found["json"]).read_text()
+    assert not store.exists(RunKeys(plan.spec.run).canary)
 
 
 def test_hours_money_and_break_even_come_from_two_sweeps(tmp_path: Path) -> None:

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import json
+import time
+
 import pytest
 import redis
 import uuid_utils
+from typer.testing import CliRunner
 
+from dflash_workers.cli_bench import app
 from dflash_workers.contract.control import Action, Control
 from dflash_workers.contract.hints import Hints
+from dflash_workers.contract.keys import RunKeys
+from dflash_workers.contract.settings import Settings
 from dflash_workers.contract.store import Store
-from dflash_workers.status import read_status
+from dflash_workers.status import Overview, read_status
+from tests.batches import until
 from tests.dflash_workers.test_progress import NAMES, batches, commit
 from tests.planned import Plan, prompt
 
@@ -22,7 +30,12 @@ def test_its_names_are_these_and_progress_own_among_them(
 
     status = read_status(store, hints, plan.spec.run)
 
-    own = "queue num_queued num_pending num_inflight workers"
+    own = (
+        "queue num_queued num_pending num_inflight workers tokenizer_up "
+        "eta_low_hours eta_high_hours mean_rate_per_sec "
+        "rejections made_again_tokens gpu_hours cost_usd num_untokenized num_quarantined trainers "
+        "errors"
+    )
     assert list(status) == ["run", "state", "sealed", *NAMES.split(), "num_noted", *own.split()]
 
 
@@ -77,3 +90,78 @@ def test_what_is_noted_of_a_batch_that_runs_needs_no_time_any_more(
     assert before["completed"] == after["completed"] == 4
     assert after["rate_per_sec"] > before["rate_per_sec"] > 0
     assert after["eta_hours"] < before["eta_hours"] * 0.6
+
+
+def test_what_a_run_has_cost_is_its_workers_time_at_the_prices_that_estimate_was_told(
+    plan: Plan, store: Store, hints: Hints, settings: Settings
+) -> None:
+    (first,) = plan.add(*batches(2))
+    commit(store, first, 2)  # took 36 s
+    before = read_status(store, hints, plan.spec.run)
+
+    told = ["estimate", "--prompts", "9", "--gpu", "h200=3,b200=6", "--spot", "0.5", "--json"]
+    estimated = CliRunner().invoke(app, [*told, "--run", plan.spec.run], env=settings.environment())
+    after = read_status(store, hints, plan.spec.run)
+
+    assert estimated.exit_code == 0, estimated.output
+    assert before["gpu_hours"] == pytest.approx(0.01, rel=0.01)
+    assert before["cost_usd"] == {}
+    assert after["cost_usd"] == {"h200": pytest.approx(0.015), "b200": pytest.approx(0.03)}
+
+
+def test_the_newest_troubles_are_told_with_their_reasons(
+    plan: Plan, store: Store, hints: Hints, redis_client: redis.Redis
+) -> None:
+    (first,) = plan.add(*batches(2))
+    commit(store, first, 1, 1)
+    letter = {"message": {}, "error": "no such run", "at": time.time() + 5}
+    redis_client.lpush(hints.keys.dead("plan"), json.dumps(letter))
+
+    status = read_status(store, hints, plan.spec.run)
+
+    assert status["rejections"] == {"why": 1}
+    assert [error["what"] for error in status["errors"]] == [
+        "dead letter (plan): no such run",
+        "rejected '0': why: ",
+    ]
+
+
+def test_a_trainer_is_as_many_shards_behind_as_its_order_does_not_name(
+    plan: Plan, store: Store, hints: Hints
+) -> None:
+    messages = plan.add(*batches(*[1] * 9))
+    keys = RunKeys(plan.spec.run)
+    for message in messages:
+        commit(store, message, 1)
+        store.put_new(keys.shard(0, message.batch), b"arrow")
+    for number in range(6):
+        entry = {"num_shards": number + 1}
+        store.put_new(f"{keys.train('eager')}order/{number:06d}.json", json.dumps(entry).encode())
+    store.put_new(f"{keys.train('late')}order/000000.json", b'{"num_shards": 2}')
+    store.put_new(f"{keys.train('other')}checkpoints/1/state.json", b"{}")
+
+    status = read_status(store, hints, plan.spec.run)
+
+    assert status["num_untokenized"] == 0
+    assert status["trainers"] == [
+        {"name": "eager", "num_shards": 6, "num_behind": 3},
+        {"name": "late", "num_shards": 2, "num_behind": 7},
+    ]
+
+
+def test_a_dead_worker_is_shown_no_longer_than_its_heartbeat_lasts(
+    plan: Plan, store: Store, hints: Hints, redis_client: redis.Redis
+) -> None:
+    plan.add(*batches(2))
+    keys = [hints.keys.worker(f"w{number}") for number in range(10)]
+    for key in keys:
+        redis_client.hset(key, mapping={"state": "up", "process": "p", "in_flight": "3"})
+        redis_client.pexpire(key, 60_000)
+    overview = Overview(store, hints, plan.spec.run)
+    seen = [len(overview.read()["workers"])]
+
+    for key in keys:
+        redis_client.pexpire(key, 1)
+    until(lambda: not redis_client.exists(*keys))
+
+    assert [*seen, len(overview.read()["workers"])] == [10, 0]

@@ -13,7 +13,14 @@ import redis
 import uuid_utils
 
 from dflash_workers.contract.hints import Hints
-from dflash_workers.throughput import WINDOW_S, Noted, Stretch, prompts_per_s, read_noted
+from dflash_workers.throughput import (
+    WINDOW_S,
+    Noted,
+    Stretch,
+    prompts_per_s,
+    read_noted,
+    spread_of_rates,
+)
 
 START_S = 1_800_000_000.0
 BATCH = 64
@@ -63,8 +70,11 @@ class Fleet:
         ]
 
     def rate(self) -> float:
+        return prompts_per_s(self.stretches(), self.now_s)
+
+    def stretches(self) -> list[Stretch]:
         held = [Stretch(b.num_prompts, b.since_s or 0, self.now_s) for b in self.noted()]
-        return prompts_per_s(self.commits + held, self.now_s)
+        return self.commits + held
 
     def _ask(self, name: str) -> None:
         """The first batch that has a prompt left goes first."""
@@ -136,6 +146,40 @@ def test_a_batch_that_takes_longer_than_the_window_counts_by_what_is_noted_of_it
 )
 def test_no_clock_makes_a_rate_negative_or_endless(stretches: list[Stretch], rate: float) -> None:
     assert prompts_per_s(stretches, START_S) == pytest.approx(rate)
+
+
+@pytest.mark.parametrize("num_joining", [0, 4])
+@pytest.mark.parametrize("seed", range(2))
+def test_the_slow_and_the_fast_pace_hold_the_rate_between_them(seed: int, num_joining: int) -> None:
+    fleet = Fleet(random.Random(seed))
+    fleet.join(6)
+    fleet.go_on(2000)
+    fleet.join(num_joining)
+    fleet.go_on(200)
+
+    slow, fast = spread_of_rates(fleet.stretches(), fleet.now_s)
+
+    now = len(fleet.workers) * WORKERS_PER_S
+    assert 0 < slow <= fleet.rate() <= fast
+    assert slow <= 1.1 * now and fast >= 0.9 * now  # of the fleet as it is by now
+    if num_joining:
+        assert slow < 0.8 * now  # minutes before they joined are among those looked at
+
+
+def test_of_a_steady_stretch_every_part_is_equally_fast() -> None:
+    steady = [Stretch(60, START_S - WINDOW_S, START_S)]
+
+    assert spread_of_rates(steady, START_S) == pytest.approx((60 / WINDOW_S, 60 / WINDOW_S))
+
+
+def test_where_nothing_ended_for_most_of_the_time_the_slow_pace_is_none() -> None:
+    slow, fast = spread_of_rates(
+        [Stretch(60, START_S - 550, START_S - 500), Stretch(1, START_S - 600, START_S - 599)],
+        START_S,
+    )
+
+    assert slow == 0
+    assert fast > 0
 
 
 def test_prompts_are_noted_once_however_many_turns_they_have_had(

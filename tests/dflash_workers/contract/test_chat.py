@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import Tokenizer, decoders, models
+from transformers import PreTrainedTokenizerFast
 
 from dflash_workers.contract.chat import (
     Chat,
@@ -85,6 +87,40 @@ def test_text_survives_the_way_to_ids_and_back(chat: Chat, text: str) -> None:
     ids = chat.tokenizer.encode(text, add_special_tokens=False)
 
     assert chat.text(ids) == text
+
+
+@given(text=st.text(max_size=60) | st.sampled_from(["<|im_end|>a", "<think> b </think>", ""]))
+@settings(max_examples=40, deadline=None)
+def test_ids_and_text_are_what_transformers_own_calls_give(chat: Chat, text: str) -> None:
+    ids = chat.encode(text, add_special_tokens=False)
+
+    assert ids == chat.tokenizer.encode(text, add_special_tokens=False)
+    for skip in (True, False):
+        said = chat.tokenizer.decode(ids, skip_special_tokens=skip)
+        assert chat.decode(ids, skip_special_tokens=skip) == said
+
+
+def test_a_tokenizer_that_cuts_off_or_fills_up_is_asked_for_neither(
+    chat: Chat, model_dir: str
+) -> None:
+    cutting = open_chat(model_dir, chat.template, {})
+    cutting.tokenizer.backend_tokenizer.enable_truncation(5)
+    cutting.tokenizer.backend_tokenizer.enable_padding(length=50)
+    messages = [{"role": "user", "content": "more than five ids"}]
+
+    assert cutting.prompt_ids(messages, []) == chat.prompt_ids(messages, [])
+
+
+def test_spaces_are_cleaned_up_where_transformers_does() -> None:
+    words = {"[UNK]": 0, "hello": 1, ",": 2, "world": 3, "!": 4}
+    backend = Tokenizer(models.WordPiece(words, unk_token="[UNK]"))
+    backend.decoder = decoders.WordPiece(cleanup=False)
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=backend, unk_token="[UNK]", clean_up_tokenization_spaces=True
+    )
+    chat = Chat(tokenizer, "", {}, "keep")
+
+    assert chat.decode([1, 2, 3, 4], skip_special_tokens=False) == "hello, world!"
 
 
 def test_the_stop_id_is_no_text_and_markers_are(chat: Chat) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from dflash_workers.contract.errors import BadInput
+from dflash_workers.contract.errors import BadInput, BadUsage
 from dflash_workers.contract.hints import open_redis
 from dflash_workers.contract.settings import Settings, load_settings
 
@@ -118,13 +118,30 @@ def test_a_verb_that_needs_a_run_says_how_to_give_one() -> None:
         Settings().require_run()
 
 
-@pytest.mark.parametrize("url", ["redis://:se/cret@127.0.0.1:1/0", "redis://h:1/0?foo=cret"])
+@pytest.mark.parametrize(
+    "url",
+    [
+        "redis://:se/cret@127.0.0.1:1/0",
+        "redis://h:1/0?foo=cret",
+        "redis://:cret@h:1/abc",
+        "rediss://h:1/0/1",
+        "redis://[h:1/0",
+    ],
+)
 def test_a_redis_url_that_is_none_is_refused_without_showing_its_password(url: str) -> None:
-    with pytest.raises(BadInput, match="is no Redis URL") as refused:
+    with pytest.raises(BadUsage, match="is no Redis URL") as refused:
         open_redis(Settings(redis_url=url))
 
     assert "cret" not in str(refused.value)
     assert "'se'" not in str(refused.value)
+
+
+@pytest.mark.parametrize("path", ["", "/", "/0", "/15", "?db=3", "/2?db=3"])
+def test_a_redis_url_may_name_its_database_or_none(path: str) -> None:
+    with open_redis(Settings(redis_url=f"redis://h:1{path}")) as client:
+        database = client.connection_pool.connection_kwargs.get("db", 0)
+
+    assert database == int(path.rpartition("=")[2].strip("/") or 0)
 
 
 def test_a_slot_is_a_plain_name() -> None:
