@@ -3,6 +3,7 @@
 PYTHON ?= python3
 VENV := .venv
 ENGINE_VENV := .venv-engine
+AUDIT := .venv-audit
 # Empty: PyPI's torch (a CUDA build on Linux). A CPU build's index saves several GB.
 TORCH_INDEX_URL ?=
 
@@ -19,7 +20,7 @@ NEEDED_GB := $(if $(TORCH_INDEX_URL),6,12)
 ours := $(VENV)/.installed
 engine := $(ENGINE_VENV)/.installed
 
-.PHONY: demo test faults check format lock clean
+.PHONY: demo test faults check format docs audit sbom lock clean
 
 demo: $(ours) $(engine)
 	$(VENV)/bin/dflash-fleet demo
@@ -41,6 +42,24 @@ check: $(ours)
 format: $(ours)
 	$(VENV)/bin/ruff check --fix .
 	$(VENV)/bin/ruff format .
+
+# The documents as a site, in build/site; a warning is an error.
+docs: $(ours)
+	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --strict
+
+# Known vulnerabilities of what the lock pins; asks the network.
+audit: $(AUDIT)/.installed
+	$(AUDIT)/bin/pip-audit --requirement requirements.lock --no-deps --disable-pip
+
+# What the lock pins, as CycloneDX.
+sbom: $(AUDIT)/.installed
+	mkdir -p build
+	$(AUDIT)/bin/cyclonedx-py requirements requirements.lock --pyproject pyproject.toml --output-file build/sbom.json
+
+$(AUDIT)/.installed:
+	$(PYTHON) -m venv --clear $(AUDIT)
+	$(AUDIT)/bin/pip install --no-compile pip-audit==2.10.1 cyclonedx-bom==7.5.0
+	touch $@
 
 define check_room
 	@free=$$(df -Pk . | awk 'NR == 2 {print int($$4 / 1048576)}'); \
@@ -64,9 +83,9 @@ $(engine): $(ours) dflash_workers/cpu_engine/requirements.txt
 # lock fits CPU and CUDA builds of torch alike.
 lock:
 	$(PYTHON) -m venv --clear .venv-lock
-	.venv-lock/bin/pip install torch==2.13.0 setuptools -e '.[train,monitor,embedded,dev]'
+	.venv-lock/bin/pip install torch==2.13.0 setuptools -e '.[train,monitor,embedded,plot,docs,dev]'
 	.venv-lock/bin/pip freeze --exclude-editable --all | sed -e 's/+cpu$$//' -e '/^pip==/d' > requirements.lock
 	rm -rf .venv-lock
 
 clean:
-	rm -rf .dflash-demo $(VENV) $(ENGINE_VENV)
+	rm -rf .dflash-demo $(VENV) $(ENGINE_VENV) $(AUDIT)

@@ -9,9 +9,7 @@ folder=${1:?usage: install-node.sh FOLDER [ENGINE]}
 engine=${2:-sglang==0.5.17}
 
 mkdir -p "$folder"
-python3 -m venv "$folder/venv"
-sed '/^torch==/d' "$checkout/requirements.lock" > "$folder/constraints.txt"
-"$folder/venv/bin/pip" install --quiet --constraint "$folder/constraints.txt" "$checkout"
+"$checkout/docker/steps/install-fleet.sh" "$folder/venv"
 
 python3 -m venv "$folder/engine"
 "$folder/engine/bin/pip" install --quiet "$engine"
