@@ -49,6 +49,7 @@ RUN_BY = {
     "node stop": "dflash_workers/test_cli_node.py",
     "parity": "trainer/cli/test_drafter.py",
     "pause": "producer/cli/test_runs.py",
+    "report": "security/hardened_run.py",
     "promote": "dflash_workers/test_cli_promote.py",
     "drafters": "dflash_workers/test_cli_promote.py",
     "pull": "producer/cli/test_fates.py",
