@@ -322,6 +322,9 @@ def test_a_worker_says_that_it_lives(
     until(lambda: bool(redis_client.exists(key)))
     facts = cast("dict[bytes, bytes]", redis_client.hgetall(key))
     assert facts.pop(b"process").startswith(b"%d-" % os.getpid())
+    # What its engine said at the start: the canary, and whether it heeds the thinking switch.
+    assert float(facts.pop(b"uptime_s")) >= 0
+    assert int(facts.pop(b"replies")) > 0 and int(facts.pop(b"tokens")) > 0
     assert facts == {
         b"state": b"up",
         b"batches": b"0",

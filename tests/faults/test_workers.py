@@ -71,8 +71,9 @@ def test_a_node_that_is_gone_with_its_engine_costs_what_was_in_flight(
     fleet: Fleet, run: FaultRun
 ) -> None:
     victim = run.worker("w1", engine="slow-b")
-    messages = run.add(*[prompts(run, 4, f"tokens={20 + 40 * n}") for n in range(3)])
-    until(lambda: run.num_noted(messages[0]) >= 3)
+    first = [*prompts(run, 3, "tokens=20"), *prompts(run, 1, "tokens=400 the last")]
+    messages = run.add(first, *[prompts(run, 4, f"tokens={60 + 40 * n}") for n in range(2)])
+    until(lambda: run.num_noted(messages[0]) == 3)
 
     in_flight = fleet.engine("slow-b").running()
     victim.kill()
