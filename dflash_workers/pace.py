@@ -16,6 +16,7 @@ from dataclasses import dataclass
 _MIN_SEEN = 16  # answers before they count
 _KEPT = 64
 MIN_WORD_IDS = 64  # a minute and a half of a crowded CPU engine
+_MAX_WORD_IDS = 512  # an engine that a few requests had to themselves may be full a moment later
 _WORD_S = 10.0  # much shorter than what is taken for silence, in an engine twice as crowded too
 _SLACK = 8.0  # a crowded batch, a long prefill and a queue inside the engine come on top
 
@@ -53,7 +54,9 @@ class Pace:
 
     def word_ids(self) -> int:
         """How many ids should come in one event of an answer."""
-        return max(MIN_WORD_IDS, int(_WORD_S / self._median_s)) if self._median_s else MIN_WORD_IDS
+        if not self._median_s:
+            return MIN_WORD_IDS
+        return min(max(MIN_WORD_IDS, int(_WORD_S / self._median_s)), _MAX_WORD_IDS)
 
     def limit_s(self, num_tokens: int) -> float:
         """For an answer of up to so many: at the configured pace, or at the one seen with slack,

@@ -8,16 +8,19 @@ of the last entry, for people and their scripts.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import count
 
-from dflash_workers.contract.errors import Conflict, Missing
+from dflash_workers.contract.errors import Conflict, FleetError, Missing
 from dflash_workers.contract.keys import RunKeys
 from dflash_workers.contract.lines import dump, load
 from dflash_workers.contract.records import SCHEMA_VERSION, Json
 from dflash_workers.contract.store import Store
+
+log = logging.getLogger(__name__)
 
 NONE = ""  # in a drafter's place: engines decode without one
 
@@ -96,8 +99,11 @@ class ServingLog:
             self._store.put_new(self._keys.serving(entry.number), dump(entry))
         except Conflict as error:
             raise Conflict("another promotion decided meanwhile: look at `drafters`") from error
-        self._store.replace(self._keys.serving_now, dump(entry))
         self._last = entry
+        try:
+            self._store.replace(self._keys.serving_now, dump(entry))
+        except FleetError as error:  # the decision stands: nodes read the log
+            log.warning("the copy for people is behind: %s", error)
         return entry
 
     def _after(self, number: int) -> Iterator[ServingEntry]:

@@ -9,11 +9,13 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 from enum import IntEnum
+from functools import partial
 from typing import Any
 
 import orjson
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Column
 
 from dflash_workers.contract.errors import NotEnough
 from dflash_workers.contract.printable import printable
@@ -62,12 +64,16 @@ def _print_lines(facts: Mapping[str, Any]) -> None:
 
 
 def progress_bar() -> Progress:
-    """A bar on stderr for anything that takes over two seconds."""
+    """A bar on stderr for anything that takes over two seconds. Where the line is short, its note
+    is cut: how far it is stays to be read."""
+    whole = partial(Column, no_wrap=True)
+    note = Column(no_wrap=True, overflow="ellipsis", ratio=1)
     return Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[note]}"),
-        TimeElapsedColumn(),
+        TextColumn("{task.description}", table_column=whole()),
+        BarColumn(bar_width=20, table_column=whole()),
+        MofNCompleteColumn(table_column=whole()),
+        TimeElapsedColumn(table_column=whole()),
+        TextColumn("{task.fields[note]}", table_column=note),
         console=err,
+        expand=True,
     )

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 import redis
 from redis.exceptions import LockError
 
-from dflash_workers.contract.errors import FleetError
+from dflash_workers.contract.errors import FleetError, Transient
 from dflash_workers.contract.hints import translated_redis
 from dflash_workers.contract.keys import TURN_S, WORKER_S, RedisKeys
 from dflash_workers.contract.serving import NONE, ServingEntry, ServingLog
@@ -34,6 +34,7 @@ WHERE = "Redis"
 LOOK_EVERY_S = 5.0
 ORPHAN_S = 60.0  # a trial without a promoter
 MAX_TRIES = 2  # of a drafter in one engine
+RETRY_S = 60.0
 STEADY_S = 600.0  # an engine that dies after so long didn't die of its drafter
 
 
@@ -46,13 +47,21 @@ class Drafting:
     serving: str = NONE  # what its process was started with
     is_ready: bool = False
     why_not: dict[str, str] = field(default_factory=dict)
+    entry: int = -1  # of the log, that was heeded last
     _wanted: str = NONE
     _or_else: str = NONE
+    _configs: dict[str, EngineConfig] = field(default_factory=dict)  # of drafters staged here
+    _retry_s: float = 0.0  # when one that S3 did not give is asked for again
     _num_failures: Counter[str] = field(default_factory=Counter)
     _started_s: float | None = None  # None: not yet, or stopped to be changed
 
-    def want(self, drafter: str, *, or_else: str) -> None:
-        """What the log says: this, and where it can't be served, what the fleet serves."""
+    def want(self, drafter: str, *, or_else: str, entry: int) -> None:
+        """What the log says: this, and where it can't be served, what the fleet serves. An entry
+        that names a drafter anew gives it another chance."""
+        if entry != self.entry:
+            self.why_not.pop(drafter, None)
+            self._num_failures.pop(drafter, None)
+            self.entry = entry
         self._wanted, self._or_else = drafter, or_else
 
     def next_config(self) -> EngineConfig:
@@ -60,43 +69,52 @@ class Drafting:
         what it drafted with."""
         self._note_end()
         self.is_ready, self._started_s = False, time.monotonic()
-        self.serving = self._choice()
-        while self.serving != NONE:
-            try:
-                return self.engine_with(self.serving)
-            except FleetError as error:
-                self._leave_out(str(error).splitlines()[0])
-                self.serving = self._choice()
-        return self.engine_with(NONE)
+        fit = [d for d in (self._wanted, self._or_else) if d not in self.why_not and self._stage(d)]
+        self.serving = fit[0] if fit else NONE
+        return self._configs.get(self.serving) or self.engine_with(NONE)
 
     def note_ready(self) -> None:
         """The engine answers."""
         self.is_ready = True
 
     def is_outdated(self) -> bool:
-        """Whether the engine shall be changed, and its turn has come."""
-        return self.serving != self._choice() and self.take_turn()
+        """Whether the engine shall be changed, what it shall serve is here, and its turn is."""
+        fit = (d for d in (self._wanted, self._or_else) if d not in self.why_not)
+        choice = next(fit, NONE)
+        if choice == self.serving or time.monotonic() < self._retry_s:
+            return False
+        return self._stage(choice) and self.take_turn()
 
     def note_stopped(self) -> None:
         """It is stopped to be changed: that is nobody's failure."""
         self._started_s, self.is_ready = None, False
 
-    def _choice(self) -> str:
-        fit = (d for d in (self._wanted, self._or_else) if d not in self.why_not)
-        return next(fit, NONE)
+    def _stage(self, drafter: str) -> bool:
+        """Have it on this machine. What S3 doesn't give now is asked for again, later."""
+        if drafter == NONE or drafter in self._configs:
+            return True
+        try:
+            self._configs[drafter] = self.engine_with(drafter)
+        except Transient as error:
+            log.warning("%s is not here yet: %s", drafter, error)
+            self._retry_s = time.monotonic() + RETRY_S
+        except FleetError as error:
+            self._leave_out(drafter, str(error).splitlines()[0])
+        return drafter in self._configs
 
     def _note_end(self) -> None:
         if self._started_s is None or self.serving == NONE:
             return
         if time.monotonic() - self._started_s > STEADY_S:
+            self._num_failures.pop(self.serving, None)
             return
         self._num_failures[self.serving] += 1
         if self._num_failures[self.serving] >= MAX_TRIES:
-            self._leave_out(f"its engine ended {MAX_TRIES} times")
+            self._leave_out(self.serving, f"its engine ended {MAX_TRIES} times")
 
-    def _leave_out(self, why: str) -> None:
-        log.error("%s is left out here: %s", self.serving, why)
-        self.why_not[self.serving] = why
+    def _leave_out(self, drafter: str, why: str) -> None:
+        log.error("%s is left out here: %s", drafter, why)
+        self.why_not[drafter] = why
 
 
 class Follower:
@@ -130,7 +148,7 @@ class Follower:
                 is_orphaned = self._is_orphaned(entry)
                 for slot, drafting in self._draftings.items():
                     wanted = entry.drafter if is_orphaned else entry.wanted(slot)
-                    drafting.want(wanted, or_else=entry.drafter)
+                    drafting.want(wanted, or_else=entry.drafter, entry=entry.number)
                     self._report(slot, drafting)
 
     def _is_orphaned(self, entry: ServingEntry) -> bool:
@@ -143,6 +161,7 @@ class Follower:
             "run": self._run,
             "drafter": drafting.serving,
             "ready": str(int(drafting.is_ready)),
+            "entry": str(drafting.entry),
             **{f"{LEFT_OUT}{drafter}": why for drafter, why in drafting.why_not.items()},
         }
         items = [text for fact in facts.items() for text in fact]

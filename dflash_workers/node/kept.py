@@ -116,6 +116,10 @@ class Kept:
         if self.child is not None:
             self.child.stop(grace_s)
 
+    def forgive(self) -> None:
+        """Its failures were another's, which is out of the way now."""
+        self._num_failures = 0
+
     def renew(self, grace_s: float) -> None:
         """End its process, as no failure; it is started again as soon as it may be."""
         self._is_renewed = True

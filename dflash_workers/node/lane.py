@@ -136,8 +136,10 @@ class EngineProgram:
             for difference in find_differences(self._argv, info):
                 log.warning("%s: %s", self.name, difference)
         self._probed_s = self._healthy_s = self._trusted_s = time.monotonic()
-        if self._lane.drafting:
-            self._lane.drafting.note_ready()
+        if drafting := self._lane.drafting:
+            drafting.note_ready()
+            if drafting.why_not:  # what an engine died of stays away
+                self._lane.engine.forgive()
         return True
 
     def check(self, child: Child) -> None:

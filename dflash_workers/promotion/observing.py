@@ -31,6 +31,7 @@ class Served:
 
     drafter: str  # that it serves now
     is_ready: bool
+    entry: int  # of the serving log, that its node has heeded
     why_not: Mapping[str, str]  # drafters that it could not serve
 
 
@@ -71,6 +72,7 @@ class Window:
 
     log_ratio: float  # of its tokens/s to the others'; of its tokens/s where there are none
     num_replies: int  # of its own
+    against: frozenset[str] = frozenset()  # the others: windows compare where these are the same
 
 
 def watch(
@@ -89,7 +91,8 @@ def watch(
     theirs = fmean(rates.values()) if rates else 1.0
     if mine <= 0 or theirs <= 0 or (others and not rates):
         return None
-    return Window(math.log(mine / theirs), int(_grown(first[slot], last[slot], "replies")))
+    num_replies = int(_grown(first[slot], last[slot], "replies"))
+    return Window(math.log(mine / theirs), num_replies, frozenset(rates))
 
 
 def _tokens_per_s(first: Beat, last: Beat) -> float:
@@ -115,5 +118,6 @@ def _served(facts: Mapping[str, str]) -> Served:
     return Served(
         facts.get("drafter", ""),
         facts.get("ready") == "1",
+        int(facts.get("entry", -1)),
         {k.removeprefix(LEFT_OUT): v for k, v in facts.items() if k.startswith(LEFT_OUT)},
     )

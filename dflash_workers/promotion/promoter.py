@@ -29,7 +29,7 @@ from dflash_workers.contract.serving import (
 )
 from dflash_workers.promotion.lease import PromoterLease
 from dflash_workers.promotion.observing import Fleet
-from dflash_workers.promotion.trial import POLL_S, Say, Watched
+from dflash_workers.promotion.trial import POLL_S, Before, Say, Watched
 from dflash_workers.promotion.verdict import Rule
 
 log = logging.getLogger(__name__)
@@ -106,9 +106,9 @@ class Promoter:
             return self._append(entry, action, drafter, {"why": "ordered, not tried"})
 
     def _decide(
-        self, entry: ServingEntry, drafter: str, watched: Watched, before: list[float]
+        self, entry: ServingEntry, drafter: str, watched: Watched, before: Before
     ) -> Decision:
-        if why := watched.wait_for(drafter, self._patience.change_s):
+        if why := watched.wait_for(drafter, entry.number, self._patience.change_s):
             return self._reject(entry, entry.drafter, drafter, why)
         verdict = watched.during(drafter, before)
         if not verdict.is_faster:
@@ -123,7 +123,11 @@ class Promoter:
         while time.monotonic() < deadline:
             lease.check()
             served = self._fleet.served(self._run)
-            broken = sorted(slot for slot in served if drafter in served[slot].why_not)
+            broken = sorted(
+                slot
+                for slot, engine in served.items()
+                if engine.entry >= entry.number and drafter in engine.why_not
+            )
             if broken:
                 why = f"{broken[0]} can't serve it: {served[broken[0]].why_not[drafter]}"
                 former = self._serving.history()[entry.number - 1].drafter
@@ -191,6 +195,6 @@ class Promoter:
         self._say(
             f"trial of {trial.drafter} on {trial.slot}"
             if trial
-            else f"{action}: the fleet serves {drafter or 'no drafter'}"
+            else f"{action}: {drafter or 'no drafter'} for the fleet, one engine after the other"
         )
         return entry

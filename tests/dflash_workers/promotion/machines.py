@@ -16,7 +16,7 @@ from pathlib import Path
 
 import redis
 
-from dflash_workers.contract.errors import EngineFailed, FleetError
+from dflash_workers.contract.errors import EngineFailed, FleetError, StoreUnavailable
 from dflash_workers.contract.keys import RedisKeys
 from dflash_workers.contract.serving import ServingLog
 from dflash_workers.node.following import Drafting, Follower
@@ -53,8 +53,10 @@ class Machines:
     slots: tuple[str, ...] = ("gpu0", "gpu1", "gpu2")
     crashing: frozenset[str] = frozenset()
     unfit: Mapping[str, str] = field(default_factory=dict)  # slot -> a drafter it can't start
+    away: int = 0  # times that S3 doesn't answer who stages a drafter
     most_down: int = 0  # engines at once, once all were up
     served: set[tuple[str, str]] = field(default_factory=set)  # slot and drafter, ever
+    _leaving: set[str] = field(default_factory=set)
     _stop: threading.Event = field(default_factory=threading.Event)
 
     def __post_init__(self) -> None:
@@ -71,12 +73,21 @@ class Machines:
         self._stop.set()
         self._thread.join()
 
+    def leave(self, slot: str) -> None:
+        """As a node that is gone with its engine."""
+        self._leaving.add(slot)
+        while self._leaving:
+            time.sleep(TICK_S)
+
     def serving(self) -> set[str]:
         """What the engines that are up draft with."""
         return {m.drafting.serving for m in self.machines if m.drafting.is_ready}
 
     def _machine(self, slot: str) -> Machine:
         def engine_with(drafter: str) -> EngineConfig:
+            if drafter and self.away:
+                self.away -= 1
+                raise StoreUnavailable("S3 can't be reached")
             known = drafter in self.speeds or drafter in self.crashing
             if not known or self.unfit.get(slot) == drafter:
                 raise EngineFailed(f"{drafter} can't be loaded")
@@ -87,6 +98,10 @@ class Machines:
     def _run(self) -> None:
         have_all_been_up = False
         while not self._stop.is_set():
+            for slot in list(self._leaving):
+                self.machines = [machine for machine in self.machines if machine.slot != slot]
+                self.follower._draftings.pop(slot)
+                self._leaving.discard(slot)
             with suppress(FleetError):
                 self.follower.look()
             for machine in self.machines:

@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
 import redis
 
-from dflash_workers.contract.errors import Conflict, NotEnough
+from dflash_workers.contract.errors import Conflict, NotEnough, StoreUnavailable
 from dflash_workers.contract.keys import RedisKeys
 from dflash_workers.contract.serving import PROMOTE, REJECT, TRY, ServingLog, Trial
 from dflash_workers.contract.settings import Settings
 from dflash_workers.contract.store import Store
 from dflash_workers.node import following
+from dflash_workers.node.following import Drafting
 from dflash_workers.promotion import lease, promoter, trial
 from dflash_workers.promotion.lease import PromoterLease
 from dflash_workers.promotion.observing import Fleet
 from dflash_workers.promotion.promoter import Patience, Promoter
 from dflash_workers.promotion.verdict import Rule
+from dflash_workers.server import EngineConfig
 from tests.dflash_workers.promotion.machines import Machines
 
 RULE = Rule(max_requests=1500, num_looks=5, window_s=0.06, min_windows=6, settle_s=0.1, max_s=60)
@@ -249,3 +253,81 @@ def test_an_order_without_a_trial_reaches_every_engine(
     until(lambda: machines.serving() == {"good"} and len(machines.served) >= 3)
     make_promoter().order("")
     until(lambda: machines.serving() == {""})
+
+
+def test_a_drafter_is_not_promoted_because_another_engine_left(
+    open_machines: Callable[..., Machines],
+    make_promoter: Callable[..., Promoter],
+    redis_client: redis.Redis,
+    settings: Settings,
+) -> None:
+    machines = open_machines(slots=("gpu0", "gpu1"))
+    keys = RedisKeys(settings.redis_prefix)
+
+    def leave() -> None:
+        until(lambda: ("gpu0", "slow") in machines.served)
+        machines.leave("gpu1")
+        redis_client.delete(keys.worker("gpu1"), keys.serves("gpu1"))
+
+    leaving = threading.Thread(target=leave)
+    leaving.start()
+    decision = make_promoter().promote("slow", RULE, slot="gpu0")
+    leaving.join()
+
+    assert (decision.is_promoted, decision.why) == (False, "too little to compare it with")
+
+
+def test_an_s3_that_is_away_for_a_moment_leaves_no_drafter_out(
+    open_machines: Callable[..., Machines], make_promoter: Callable[..., Promoter], monkeypatch: Any
+) -> None:
+    monkeypatch.setattr(following, "RETRY_S", 0.2)
+    machines = open_machines(away=2)
+
+    decision = make_promoter().promote("good", RULE)
+
+    assert decision.is_promoted
+    assert machines.serving() == {"good"}
+
+
+def test_a_drafter_that_is_named_again_gets_another_chance(
+    open_machines: Callable[..., Machines], make_promoter: Callable[..., Promoter]
+) -> None:
+    machines = open_machines(unfit={"gpu0": "good"})
+
+    first = make_promoter().promote("good", RULE, slot="gpu0")
+    machines.unfit = {}
+    again = make_promoter().promote("good", RULE, slot="gpu0")
+
+    assert (first.is_promoted, again.is_promoted) == (False, True)
+
+
+def test_a_decision_stands_though_its_copy_for_people_can_not_be_written(
+    open_machines: Callable[..., Machines],
+    make_promoter: Callable[..., Promoter],
+    settings: Settings,
+    store: Store,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    open_machines()
+
+    def away(*_: object) -> None:
+        raise StoreUnavailable("S3 is away")
+
+    monkeypatch.setattr(Store, "replace", away)
+
+    assert make_promoter().promote("good", RULE).is_promoted
+    assert actions(store, settings.run) == [TRY, PROMOTE]
+
+
+def test_early_deaths_far_apart_are_not_two_in_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = EngineConfig(Path("python"), Path("model"), 1)
+    drafting = Drafting(lambda _: config, lambda: True)
+    drafting.want("good", or_else="", entry=0)
+
+    for steady_s in (600.0, -1.0, 600.0):  # died early, lived long, died early
+        drafting.next_config()
+        monkeypatch.setattr(following, "STEADY_S", steady_s)
+        drafting.next_config()
+        monkeypatch.setattr(following, "STEADY_S", -1.0)
+
+    assert drafting.why_not == {}
