@@ -84,7 +84,7 @@ def decode_both_ways(
     found = Decoded([plain[n] for n in sorted(plain)], [drafted[n] for n in sorted(drafted)], None)
     if not can_go_back(target):
         return found
-    return replace(found, speed=_speed(found, plain_s, drafted_s, prompts_at_once))
+    return replace(found, speed=_speed(found, plain_s, drafted_s, min(prompts_at_once, len(order))))
 
 
 def _speed(found: Decoded, plain_s: float, drafted_s: float, prompts_at_once: int) -> Speed:

@@ -98,7 +98,7 @@ def judge_run(settings: Settings, benchmarks: list[Path], overrides: list[str]) 
     index = late("trainer.gate.benchmarks").read_benchmarks(benchmarks) if benchmarks else None
     judging = late("trainer.gate.judge").Gate(store, run, overrides=overrides, benchmarks=index)
     with progress_bar() as bar:
-        task = bar.add_task("shards", note="")
+        task = bar.add_task("shards", total=None, note="")
         found: Report = judging.report(
             lambda num, total: bar.update(task, completed=num, total=total)
         )

@@ -70,7 +70,7 @@ def gather_run(settings: Settings, training: list[Path], *, with_gate: bool) -> 
     """`report` with a bar."""
     gathering, run = late("trainer.report.gathering"), settings.require_run()
     with progress_bar() as bar:
-        task = bar.add_task("commits", note="")
+        task = bar.add_task("commits", total=None, note="")
         facts: Facts = gathering.gather(
             open_store(settings),
             run,

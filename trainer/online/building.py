@@ -90,8 +90,13 @@ def check_same(state: TrainState, walk: Walk, job: TrainJob) -> None:
     """Raise Conflict where a folder's run is another one, BadInput where the data are another
     model's.
     """
-    if _deciding(state.recipe) != _deciding(encode(job.recipe)):
-        raise Conflict(f"{job.out}: holds a run of another recipe: choose another output folder")
+    began, asked = (_flat(_deciding(r)) for r in (state.recipe, encode(job.recipe)))
+    if differing := sorted(key for key in began | asked if began.get(key) != asked.get(key)):
+        key = differing[0]
+        raise Conflict(
+            f"{job.out}: began with {key}={began.get(key)}, not {asked.get(key)}: give it again, "
+            "or choose another output folder (--from an export goes on with its weights)"
+        )
     if state.corpus_digest != walk.digest():
         raise Conflict(f"{job.out}: holds a run on other samples: choose another output folder")
     if walk.largest_id() >= state.config.vocab_size:
@@ -99,6 +104,16 @@ def check_same(state: TrainState, walk: Walk, job: TrainJob) -> None:
             f"the samples hold id {walk.largest_id()}, the target knows "
             f"{state.config.vocab_size}: they are another model's"
         )
+
+
+def _flat(tree: Json, prefix: str = "") -> Json:
+    flat: Json = {}
+    for name, value in tree.items():
+        if isinstance(value, dict):
+            flat |= _flat(value, f"{prefix}{name}.")
+        else:
+            flat[f"{prefix}{name}"] = value
+    return flat
 
 
 class Built:

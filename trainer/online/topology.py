@@ -101,7 +101,7 @@ class Topology:
         """Raise BadInput where a step would leave drafters without work, or out of step."""
         if num_microbatches < self.num_drafters:
             raise BadInput(
-                f"a step of {num_microbatches} microbatches can't feed {self.num_drafters} "
+                f"num_microbatches={num_microbatches} a step can't feed {self.num_drafters} "
                 f"drafters: --set num_microbatches={self.num_drafters}, or a multiple"
             )
         if self.recipe.shard_drafter and num_microbatches % self.num_drafters:
