@@ -4,9 +4,10 @@ Made and read by train.py, kept by keeping.py; export.py reads the weights. One 
 under `<out>/checkpoints/`: drafter, optimizer and random state as safetensors, in parts of at most
 PART_BYTES, so that each is one request to S3; state.json. Not torch.distributed.checkpoint, whose
 index (`.metadata`) is a pickle, read without a check; nothing here is pickled. A checkpoint knows
-no ranks: any number of them goes on from it. Invariant: a folder named `step-*` is complete,
-because it is filled under another name and then renamed. Training from a checkpoint gives the same
-bits as without the stop.
+no ranks: any number of them goes on from it. Invariant: a folder named `step-*` that holds
+state.json is complete, because it is filled and emptied under other names; state.json names its
+parts, so that one which is lost is seen. Training from a checkpoint gives the same bits as without
+the stop.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
@@ -32,7 +33,9 @@ from trainer.online.sharding import whole
 
 FOLDER = "checkpoints"
 DRAFTER, OPTIMIZER, RANDOM, STATE = "drafter", "optimizer", "random", "state.json"
+FETCHING, _WRITING, _REMOVING = "fetching-", "writing-", "removing-"  # a `step-*` before and after
 PART_BYTES = 1 << 30  # below what S3 takes in one request, and what a host can spare
+_ADVICE = ": delete this checkpoint to use the one before"
 
 Tensors = dict[str, Tensor]
 
@@ -52,6 +55,7 @@ class TrainState:
     seconds: float  # trained so far, over all stops
     provenance: Json  # run, target, versions: for people
     accept_length: float | None = None  # measured after this very step, on held-out samples
+    parts: list[str] = field(default_factory=list)  # the files that hold the tensors
 
     @property
     def is_finished(self) -> bool:
@@ -84,20 +88,51 @@ def write_checkpoint(out: Path, snapshot: Snapshot) -> Path:
     """The folder that now is the newest. Of one step there is one: written again, it is kept."""
     step = snapshot.state.step
     folder = out / FOLDER / f"step-{step:08d}"
-    if folder.exists():
+    if (folder / STATE).is_file():
         return folder
-    draft = folder.with_name(f"writing-{step:08d}")
-    shutil.rmtree(draft, ignore_errors=True)
-    draft.mkdir(parents=True)
+    draft = new_draft(folder, _WRITING)
+    parts: list[str] = []
     for kind, tensors in snapshot.tensors.items():
         for number, part in enumerate(_parts(tensors)):
-            save_file(part, draft / _part_name(kind, number))
-    (draft / STATE).write_bytes(dump(snapshot.state))
-    for path in draft.iterdir():
+            parts.append(_part_name(kind, number))
+            save_file(part, draft / parts[-1])
+    (draft / STATE).write_bytes(dump(replace(snapshot.state, parts=parts)))
+    publish(draft, folder)
+    return folder
+
+
+def new_draft(folder: Path, prefix: str) -> Path:
+    """An empty folder in which to gather what `folder` is to be."""
+    draft = _beside(folder, prefix)
+    shutil.rmtree(draft, ignore_errors=True)
+    draft.mkdir(parents=True)
+    return draft
+
+
+def publish(draft: Path, folder: Path) -> None:
+    """Give a complete draft its name, once all of it is on disk."""
+    for path in (*draft.iterdir(), draft):
         _sync(path)
+    if folder.exists():
+        remove_checkpoint(folder)
     draft.rename(folder)
     _sync(folder.parent)
-    return folder
+
+
+def remove_checkpoint(folder: Path) -> None:
+    """Under another name: a death on the way leaves no half of a checkpoint."""
+    doomed = _beside(folder, _REMOVING)
+    shutil.rmtree(doomed, ignore_errors=True)
+    folder.rename(doomed)
+    _sync(folder.parent)
+    shutil.rmtree(doomed)
+
+
+def sweep(out: Path) -> None:
+    """Remove what a process that died was writing, fetching or removing. Not beside a live one."""
+    for prefix in (FETCHING, _WRITING, _REMOVING):
+        for left in (out / FOLDER).glob(f"{prefix}*"):
+            shutil.rmtree(left, ignore_errors=True)
 
 
 def check_out(out: Path) -> None:
@@ -110,7 +145,7 @@ def check_out(out: Path) -> None:
 
 def checkpoint_folders(out: Path) -> list[Path]:
     """Of an output folder, in order of their steps."""
-    return sorted((out / FOLDER).glob("step-*"))
+    return sorted(path.parent for path in (out / FOLDER).glob(f"step-*/{STATE}"))
 
 
 def latest_checkpoint(out: Path) -> Path | None:
@@ -124,6 +159,13 @@ def read_state(folder: Path) -> TrainState:
     if not (folder / STATE).is_file():
         raise Missing(f"{folder}: not a checkpoint (no {STATE})")
     return load(TrainState, (folder / STATE).read_bytes())
+
+
+def missing_files(folder: Path) -> list[str]:
+    """What a checkpoint should hold and does not. Raises Corrupt."""
+    if not (folder / STATE).is_file():
+        return [STATE]
+    return [name for name in read_state(folder).parts if not (folder / name).is_file()]
 
 
 def read_drafter(folder: Path) -> Drafter:
@@ -178,21 +220,27 @@ def _fill(drafter: Drafter, tensors: Tensors, folder: Path) -> None:
 
 def _read(folder: Path, kind: str) -> Tensors:
     tensors: Tensors = {}
-    number = 0
-    while number == 0 or (folder / _part_name(kind, number)).exists():
-        path = folder / _part_name(kind, number)
+    names = [name for name in read_state(folder).parts if _kind_of(name) == kind]
+    if not names:
+        raise Corrupt(f"{folder}: {STATE} names no part of the {kind}{_ADVICE}")
+    for name in names:
         try:
-            tensors |= load_file(path)
+            tensors |= load_file(folder / name)
         except (OSError, SafetensorError) as error:
-            raise Corrupt(
-                f"{path}: {error}: delete this checkpoint to use the one before"
-            ) from error
-        number += 1
+            raise Corrupt(f"{folder / name}: {error}{_ADVICE}") from error
     return tensors
 
 
 def _part_name(kind: str, number: int) -> str:
     return f"{kind}-{number}.safetensors" if number else f"{kind}.safetensors"
+
+
+def _kind_of(part_name: str) -> str:
+    return part_name.removesuffix(".safetensors").partition("-")[0]
+
+
+def _beside(folder: Path, prefix: str) -> Path:
+    return folder.with_name(folder.name.replace("step-", prefix))
 
 
 def _parts(tensors: Tensors) -> Iterator[Tensors]:

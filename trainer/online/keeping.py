@@ -2,30 +2,39 @@
 
 Owned by train.py's leader. Training stops for as long as a copy to the host's memory takes; a
 thread writes it to disk, another sends it to S3. In S3 a checkpoint is complete once its state.json
-is there, which comes last and goes first. Invariants: the newest checkpoint on disk is never older
-than the one before the last `save`; what goes on elsewhere goes on from the newest complete one,
-wherever that lies.
+is there, which comes last and goes first, with all parts that it names. Invariants: the newest
+checkpoint on disk is never older than the one before the last `save`; what goes on elsewhere goes
+on from the newest complete one, wherever that lies.
 """
 
 from __future__ import annotations
 
+import logging
 import shutil
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
-from dflash_workers.contract.errors import StoreUnavailable
+from dflash_workers.contract.errors import FleetError, Missing, Transient
 from dflash_workers.contract.store import Store
 from trainer.online.checkpoint import (
+    FETCHING,
     FOLDER,
     STATE,
     Snapshot,
     checkpoint_folders,
     latest_checkpoint,
+    missing_files,
+    new_draft,
+    publish,
     read_state,
+    remove_checkpoint,
+    sweep,
     write_checkpoint,
 )
+
+log = logging.getLogger(__name__)
 
 PAUSES_S = (2.0, 10.0, 30.0)  # between tries to reach S3, on top of the client's own
 
@@ -47,36 +56,61 @@ class Shelf:
 
     def fetch_newer(self, out: Path) -> bool:
         """Bring the newest complete checkpoint to `out`, unless that has it or a newer one; whether
-        one was brought.
+        one was brought. Raises Corrupt where a state.json can't be read.
         """
-        names = self.names()
-        here = latest_checkpoint(out)
-        if not names or (here and here.name >= names[-1]):
-            return False
-        folder = out / FOLDER / names[-1]
-        draft = folder.with_name(folder.name.replace("step-", "fetching-"))
-        shutil.rmtree(draft, ignore_errors=True)
-        draft.mkdir(parents=True)
-        for key, _size in self._store.list(f"{self._prefix}{folder.name}/"):
-            (draft / key.rpartition("/")[2]).write_bytes(self._store.get(key))
-        draft.rename(folder)
-        return True
+        passed: set[str] = set()
+        # Another trainer may prune what is being fetched: each look sees what is there now.
+        while names := [name for name in self.names() if name not in passed]:
+            here = latest_checkpoint(out)
+            if here and here.name >= names[-1]:
+                return False
+            if self._fetch(out / FOLDER / names[-1]):
+                return True
+            passed.add(names[-1])
+        return False
 
     def names(self) -> list[str]:
-        """Of complete checkpoints, the newest last."""
-        keys = [key for key, _size in self._store.list(self._prefix)]
-        return sorted(k.split("/")[-2] for k in keys if k.endswith(f"/{STATE}"))
+        """Of those that hold a state.json, the newest last."""
+        return sorted(name for name, keys in self._keys().items() if keys[0].endswith(f"/{STATE}"))
 
     def keep_only(self, names: set[str]) -> None:
-        """Remove all others."""
-        for name in set(self.names()) - names:
-            keys = [key for key, _size in self._store.list(f"{self._prefix}{name}/")]
-            for key in sorted(keys, key=lambda key: not key.endswith(f"/{STATE}")):
-                self._store.delete(key)
+        """Remove all others, half-sent ones included, but none that is newer than the newest of
+        `names`: that is another trainer's.
+        """
+        for name, keys in self._keys().items():
+            if name not in names and name < max(names):
+                for key in keys:
+                    self._store.delete(key)
+
+    def _fetch(self, folder: Path) -> bool:
+        """False, and a warning: it is not all there, or no more."""
+        draft = new_draft(folder, FETCHING)
+        try:
+            for key, _size in self._store.list(f"{self._prefix}{folder.name}/"):
+                (draft / key.rpartition("/")[2]).write_bytes(self._store.get(key))
+            missing = ", ".join(missing_files(draft))
+        except Missing as error:
+            missing = str(error)
+        if missing:
+            log.warning("checkpoint %s in S3 is passed over, it lacks %s", folder.name, missing)
+            shutil.rmtree(draft)
+            return False
+        publish(draft, folder)
+        return True
+
+    def _keys(self) -> dict[str, list[str]]:
+        """By checkpoint, complete or not; state.json first, where there is one."""
+        found: dict[str, list[str]] = {}
+        for key, _size in self._store.list(f"{self._prefix}step-"):
+            name = key.removeprefix(self._prefix).partition("/")[0]
+            found.setdefault(name, []).append(key)
+        for keys in found.values():
+            keys.sort(key=lambda key: not key.endswith(f"/{STATE}"))
+        return found
 
 
 class Keeper:
-    """Saves in the background; `close` ends it in order."""
+    """Saves in the background; `close` ends it in order. Of one output folder there is one."""
 
     def __init__(
         self, out: Path, num_kept: int, shelf: Shelf | None, on_sent: OnSent = lambda: None
@@ -89,6 +123,7 @@ class Keeper:
         self._s3 = ThreadPoolExecutor(1, "checkpoint-s3")
         self._written: Future[Path] | None = None
         self._sent: Future[None] | None = None
+        sweep(out)
 
     def save(self, snapshot: Snapshot) -> None:
         """Returns once the one before is on disk, and raises what kept that one from getting there:
@@ -129,8 +164,9 @@ class Keeper:
                 return
             except FileNotFoundError:
                 return  # pruned: newer ones are on their way
-            except StoreUnavailable:
-                if pause_s is None:
+            except (FleetError, OSError) as error:
+                log.warning("checkpoint %s could not be sent in full: %s", folder.name, error)
+                if pause_s is None or not isinstance(error, Transient):
                     raise
                 time.sleep(pause_s)
 
@@ -139,7 +175,7 @@ class Keeper:
         best = best_checkpoint(folders)
         for old in folders[: -self._num_kept]:
             if old != best:
-                shutil.rmtree(old)
+                remove_checkpoint(old)
 
 
 def best_checkpoint(folders: list[Path]) -> Path | None:

@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+import logging
+import os
+import shutil
+import time
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
-from dflash_workers.contract.errors import Corrupt
-from dflash_workers.contract.store import Store
+from dflash_workers.contract.errors import AccessDenied, Corrupt
+from dflash_workers.contract.settings import Settings
+from dflash_workers.contract.store import Store, open_store
 from trainer.drafter.config import DrafterConfig
 from trainer.drafter.model import Drafter
 from trainer.drafter.start import start_at_random
 from trainer.online import checkpoint
 from trainer.online.batches import Place
 from trainer.online.checkpoint import (
+    OPTIMIZER,
+    STATE,
     TrainState,
     checkpoint_folders,
     fill_optimizer,
@@ -26,6 +34,12 @@ from trainer.online.checkpoint import (
     write_checkpoint,
 )
 from trainer.online.keeping import Keeper, Shelf
+
+PREFIX = "r/train/n/checkpoints/"
+
+
+class Killed(BaseException):
+    """The process ends here."""
 
 
 @pytest.fixture
@@ -54,10 +68,26 @@ def names(out: Path) -> list[str]:
     return [folder.name for folder in checkpoint_folders(out)]
 
 
+def write(out: Path, number: int, state: TrainState, drafter: Drafter) -> Path:
+    snapshot = take_snapshot(replace(state, step=number), drafter, optimizer_of(drafter))
+    return write_checkpoint(out, snapshot)
+
+
+def in_store(store: Store) -> set[str]:
+    """Prefixes, complete or not."""
+    return {key.removeprefix(PREFIX).split("/")[0] for key, _size in store.list(PREFIX)}
+
+
+def wait_for(text: str, caplog: pytest.LogCaptureFixture) -> None:
+    deadline = time.monotonic() + 30
+    while text not in caplog.text and time.monotonic() < deadline:
+        time.sleep(0.01)
+
+
 def test_the_last_ones_and_the_best_are_kept_on_disk_and_in_s3(
     store: Store, state: TrainState, drafter: Drafter, tmp_path: Path
 ) -> None:
-    shelf = Shelf(store, "r/train/n/checkpoints/")
+    shelf = Shelf(store, PREFIX)
     keeper = Keeper(tmp_path, 2, shelf)
     lengths = {1: 1.5, 2: None, 3: 1.9, 4: 1.7, 5: None, 6: None}
 
@@ -74,15 +104,14 @@ def test_the_last_ones_and_the_best_are_kept_on_disk_and_in_s3(
 def test_another_host_goes_on_from_the_newest_complete_one_in_s3(
     store: Store, state: TrainState, drafter: Drafter, tmp_path: Path
 ) -> None:
-    prefix = "r/train/n/checkpoints/"
     optimizer = optimizer_of(drafter)
     step(drafter, optimizer)
-    keeper = Keeper(tmp_path / "one", 2, Shelf(store, prefix))
+    keeper = Keeper(tmp_path / "one", 2, Shelf(store, PREFIX))
     keeper.save(take_snapshot(state, drafter, optimizer))
     keeper.close()
-    store.put_new(f"{prefix}step-00000009/drafter.safetensors", b"half")  # no state.json yet
+    store.put_new(f"{PREFIX}step-00000009/drafter.safetensors", b"half")  # no state.json yet
 
-    Shelf(store, prefix).fetch_newer(tmp_path / "two")
+    Shelf(store, PREFIX).fetch_newer(tmp_path / "two")
 
     assert names(tmp_path / "two") == ["step-00000001"]
     other = Drafter(state.config)
@@ -149,3 +178,174 @@ def test_a_disk_that_fails_is_reported_by_the_next_save(
         keeper.wait_written()
     with pytest.raises(OSError):
         keeper.close()
+
+
+def test_a_death_in_the_middle_of_pruning_stops_no_later_save(
+    state: TrainState, drafter: Drafter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def die_inside(folder: Path, *, ignore_errors: bool = False) -> None:
+        if (folder / STATE).exists():
+            (folder / STATE).unlink()
+            raise Killed
+
+    for number in (1, 2):
+        write(tmp_path, number, state, drafter)
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "rmtree", die_inside)
+        dying = Keeper(tmp_path, 2, None)
+        dying.save(take_snapshot(replace(state, step=3), drafter, optimizer_of(drafter)))
+        with pytest.raises(Killed):
+            dying.close()
+
+    keeper = Keeper(tmp_path, 2, None)
+    keeper.save(take_snapshot(replace(state, step=4), drafter, optimizer_of(drafter)))
+    keeper.close()
+
+    left = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
+    assert left == names(tmp_path) == ["step-00000003", "step-00000004"]
+
+
+def test_what_a_death_left_behind_is_swept_at_the_start(tmp_path: Path) -> None:
+    folder = tmp_path / "checkpoints"
+    for name in ("writing-00000003", "removing-00000001", "fetching-00000002", "notes"):
+        (folder / name).mkdir(parents=True)
+        (folder / name / "drafter.safetensors").touch()
+
+    Keeper(tmp_path, 2, None).close()
+
+    assert [path.name for path in folder.iterdir()] == ["notes"]
+
+
+def test_a_folder_without_a_state_is_no_checkpoint_and_is_written_anew(
+    state: TrainState, drafter: Drafter, tmp_path: Path
+) -> None:
+    folder = write(tmp_path, 1, state, drafter)
+    (folder / STATE).unlink()
+    assert names(tmp_path) == []
+
+    write(tmp_path, 1, state, drafter)
+
+    assert names(tmp_path) == ["step-00000001"]
+
+
+def test_a_checkpoint_pruned_while_it_is_fetched_gives_way_to_the_one_before(
+    store: Store,
+    state: TrainState,
+    drafter: Drafter,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for number in (1, 2):
+        Shelf(store, PREFIX).send(write(tmp_path / "one", number, state, drafter))
+    pruned = f"{PREFIX}step-00000002/"
+    real_list = Store.list
+
+    def list_late(self: Store, prefix: str, after: str = "") -> Iterator[tuple[str, int]]:
+        if prefix == pruned:
+            self.delete(f"{pruned}{STATE}")
+        return real_list(self, prefix, after)
+
+    monkeypatch.setattr(Store, "list", list_late)
+    assert Shelf(store, PREFIX).fetch_newer(tmp_path / "two")
+
+    left = [path.name for path in (tmp_path / "two" / "checkpoints").iterdir()]
+    assert left == names(tmp_path / "two") == ["step-00000001"]
+
+
+def test_a_checkpoint_that_lacks_a_part_in_s3_is_passed_over_with_a_warning(
+    store: Store,
+    state: TrainState,
+    drafter: Drafter,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    for number in (1, 2):
+        Shelf(store, PREFIX).send(write(tmp_path / "one", number, state, drafter))
+    store.delete(f"{PREFIX}step-00000002/optimizer.safetensors")
+
+    assert Shelf(store, PREFIX).fetch_newer(tmp_path / "two")
+
+    assert names(tmp_path / "two") == ["step-00000001"]
+    assert "step-00000002" in caplog.text and "optimizer.safetensors" in caplog.text
+
+
+def test_half_sent_checkpoints_do_not_stay_in_s3_and_newer_ones_do(
+    store: Store, state: TrainState, drafter: Drafter, tmp_path: Path
+) -> None:
+    for number in (1, 9):
+        store.put_new(f"{PREFIX}step-{number:08d}/drafter.safetensors", b"half")
+    shelf = Shelf(store, PREFIX)
+    for number in (2, 3):
+        shelf.send(write(tmp_path, number, state, drafter))
+
+    shelf.keep_only({"step-00000003"})
+
+    assert in_store(store) == {"step-00000003", "step-00000009"}
+
+
+def test_each_checkpoint_that_does_not_get_to_s3_is_warned_of_and_the_last_one_raised(
+    settings: Settings,
+    state: TrainState,
+    drafter: Drafter,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    denied = open_store(replace(settings, s3_secret_key="wrong"))
+    keeper = Keeper(tmp_path, 2, Shelf(denied, PREFIX))
+
+    with caplog.at_level(logging.WARNING):
+        for number in (1, 2):
+            at = replace(state, step=number)
+            keeper.save(take_snapshot(at, drafter, optimizer_of(drafter)))
+            keeper.wait_written()
+            wait_for(f"step-{number:08d}", caplog)
+        with pytest.raises(AccessDenied):
+            keeper.close()
+
+    warned = [r.getMessage() for r in caplog.records if r.name == "trainer.online.keeping"]
+    assert len(warned) == 2 and "step-00000001" in warned[0] and "step-00000002" in warned[1]
+    assert all("S3_SECRET_KEY" in message for message in warned)
+    denied.client.close()
+
+
+def test_a_checkpoint_is_wholly_on_disk_before_it_has_its_name(
+    store: Store,
+    state: TrainState,
+    drafter: Drafter,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    synced: list[str] = []
+    real_sync = os.fsync
+
+    def note(descriptor: int) -> None:
+        synced.append(Path(os.readlink(f"/proc/self/fd/{descriptor}")).name)
+        real_sync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", note)
+    folder = write(tmp_path / "one", 1, state, drafter)
+    files = {path.name for path in folder.iterdir()}
+    assert set(synced[:-2]) == files
+    assert synced[-2:] == ["writing-00000001", "checkpoints"]
+
+    Shelf(store, PREFIX).send(folder)
+    synced.clear()
+    Shelf(store, PREFIX).fetch_newer(tmp_path / "two")
+    assert set(synced[:-2]) == files
+    assert synced[-2:] == ["fetching-00000001", "checkpoints"]
+
+
+def test_an_optimizer_without_its_last_part_is_refused(
+    state: TrainState, drafter: Drafter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checkpoint, "PART_BYTES", 20_000)
+    optimizer = optimizer_of(drafter)
+    step(drafter, optimizer)
+    folder = write_checkpoint(tmp_path, take_snapshot(state, drafter, optimizer))
+    parts = list(folder.glob(f"{OPTIMIZER}*"))
+    assert len(parts) > 2
+
+    (folder / f"{OPTIMIZER}-{len(parts) - 1}.safetensors").unlink()
+
+    with pytest.raises(Corrupt, match=f"{OPTIMIZER}-{len(parts) - 1}"):
+        read_optimizer(folder)
