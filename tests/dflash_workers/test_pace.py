@@ -37,9 +37,9 @@ def test_the_slower_of_the_configured_and_the_seen_pace_counts(
 
 @pytest.mark.parametrize(
     ("num_seen", "token_s", "word_ids"),
-    [(15, 0.01, 64), (16, 0.01, 1000), (16, 0.7, 64), (64, 0.004, 2500)],
+    [(15, 0.04, 64), (16, 0.04, 250), (16, 0.7, 64), (64, 0.004, 512)],
 )
-def test_a_word_is_what_comes_in_ten_seconds_and_never_a_short_one(
+def test_a_word_is_what_comes_in_ten_seconds_and_neither_short_nor_long(
     num_seen: int, token_s: float, word_ids: int
 ) -> None:
     pace = Pace(PATIENCE)

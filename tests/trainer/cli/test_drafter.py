@@ -38,7 +38,7 @@ def test_a_run_is_trained_exported_and_evaluated(run: str, qwen_dir: Path, tmp_p
     assert measured["num_prompts"] + measured["num_loops"] == 3
     assert measured["num_faults"] == 0
     assert set(measured["acceptance"]["by_source"]) == {"unknown"}  # no plan in this run
-    assert measured["speed"]["prompts_at_once"] == 8
+    assert measured["speed"]["prompts_at_once"] == 3
 
 
 def test_a_checkpoint_is_exported_unchecked_where_that_is_asked_for(
