@@ -1,7 +1,7 @@
 """A page as a real Chromium shows it: its DOM, what its console says, and what it is asked.
 
 Used by the tests of every page that the project writes or serves. `apt-get install
-chromium-headless-shell` brings the browser; without one the tests fail. Each call starts a browser
+chromium-headless-shell` brings the browser. Each call starts one
 of its own, which resolves no name but this machine's, and ends it.
 """
 
@@ -11,7 +11,6 @@ import asyncio
 import base64
 import json
 import os
-import shutil
 import signal
 import subprocess
 import tempfile
@@ -22,7 +21,8 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
-import pytest
+
+from tests.programs import program
 
 BROWSERS = ("chromium-headless-shell", "chromium", "google-chrome")
 OPTIONS = (
@@ -64,11 +64,9 @@ def render(
 @contextmanager
 def _browser() -> Iterator[Path]:
     """The file in which a browser says how it is reached."""
-    program = next(filter(None, map(shutil.which, BROWSERS)), None)
-    if program is None:
-        pytest.fail("no browser: apt-get install chromium-headless-shell")
+    browser = program(*BROWSERS, install="apt-get install chromium-headless-shell")
     with tempfile.TemporaryDirectory(prefix="dflash-browser-", ignore_cleanup_errors=True) as home:
-        command = [program, *OPTIONS, f"--user-data-dir={home}", "about:blank"]
+        command = [browser, *OPTIONS, f"--user-data-dir={home}", "about:blank"]
         silent = subprocess.DEVNULL
         child = subprocess.Popen(command, stdout=silent, stderr=silent, start_new_session=True)
         try:

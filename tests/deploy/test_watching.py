@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +13,7 @@ import pytest
 import yaml
 
 from dflash_workers.contract.metrics import COUNTER, METRICS
+from tests.programs import program
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 RULES = DEPLOY / "prometheus" / "rules.yml"
@@ -24,13 +23,9 @@ COUNTED = re.compile(r"\b(?:rate|increase)\(\s*(dflash_[a-z0-9_]+)")
 
 
 def promtool(*arguments: str) -> str:
-    program = shutil.which("promtool")
-    if program is None:
-        if os.environ.get("CI") == "true":
-            pytest.fail("no promtool: apt-get install prometheus")
-        pytest.skip("no promtool: apt-get install prometheus")
+    checker = program("promtool", install="apt-get install prometheus")
     done = subprocess.run(
-        [program, *arguments], cwd=RULES.parent, capture_output=True, text=True, timeout=60
+        [checker, *arguments], cwd=RULES.parent, capture_output=True, text=True, timeout=60
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout

@@ -6,6 +6,8 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.programs import program
+
 _CONFIG = """\
 [req]
 distinguished_name = name
@@ -71,5 +73,9 @@ def _new_key(key: Path, certificate: Path, config: Path) -> list[str]:
 
 
 def _openssl(*arguments: str) -> None:
-    done = subprocess.run(["openssl", *arguments], capture_output=True, text=True)
+    done = subprocess.run(
+        [program("openssl", install="apt-get install openssl"), *arguments],
+        capture_output=True,
+        text=True,
+    )
     assert done.returncode == 0, done.stderr

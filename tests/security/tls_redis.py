@@ -17,6 +17,7 @@ import redis
 
 from dflash_workers.embedded import free_ports
 from tests.faults.processes import ROOT, Process, until
+from tests.programs import program
 from tests.security.certificates import Authority, Certificate
 
 USER = "fleet"
@@ -44,7 +45,12 @@ class TlsRedis(Process):
         self._admin = secrets.token_hex(8)
         config = folder / "redis.conf"
         config.write_text(self._config(certificate))
-        super().__init__("redis", ["redis-server", str(config)], folder, {})
+        super().__init__(
+            "redis",
+            [program("redis-server", install="apt-get install redis-server"), str(config)],
+            folder,
+            {},
+        )
 
     def _config(self, certificate: Certificate) -> str:
         return f"""\
