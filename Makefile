@@ -38,6 +38,7 @@ check: $(ours)
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
+	$(VENV)/bin/pytest -q -m "not slow" tests/deploy  # what hadolint, Compose, promtool and others read
 
 format: $(ours)
 	$(VENV)/bin/ruff check --fix .
