@@ -112,6 +112,13 @@ def start(
         list[str] | None,
         typer.Option(help="Any flag of `worker`: '--name value'.", show_default=False),
     ] = None,
+    metrics_port: Annotated[
+        int,
+        typer.Option(
+            help="Of the first worker's /metrics; each next one's is ten higher. 0: none."
+        ),
+    ] = 0,
+    metrics_host: Annotated[str, typer.Option(help="Where they listen.")] = "127.0.0.1",
     stage: Annotated[
         str, typer.Option(help="Where a model is copied to: auto, ram, disk, never.")
     ] = AUTO,
@@ -156,6 +163,7 @@ def start(
         may_differ=may_differ(override or ()),
         engine_args=tuple(engine_arg or ()),
         worker_args=tuple(worker_arg or ()),
+        metrics_at=(metrics_host, metrics_port) if metrics_port else None,
         stage=stage,
         base_port=base_port,
         grace_s=grace_s,

@@ -57,6 +57,7 @@ from dflash_workers.server import EngineConfig
 log = logging.getLogger(__name__)
 
 BASE_PORT = 30000
+METRICS_STEP = 10  # between two workers' ports: between them are those of the fleet's other parts
 CPU_TOKENS = 32768  # KV cache slots of an engine on a CPU
 WORKER_WAIT_S = 120.0  # for an engine that has answered already
 
@@ -76,6 +77,7 @@ class NodeOptions:
     may_differ: bool = False  # the drafter's target from the run's
     engine_args: tuple[str, ...] = ()
     worker_args: tuple[str, ...] = ()
+    metrics_at: tuple[str, int] | None = None  # host and the first worker's port
     stage: str = AUTO
     base_port: int = BASE_PORT
     grace_s: float = 0.0
@@ -180,6 +182,13 @@ def _check_config(model_dir: Path, spec: RunSpec) -> Json:
     return config
 
 
+def _metrics_flags(options: NodeOptions, number: int) -> list[str]:
+    if options.metrics_at is None:
+        return []
+    host, port = options.metrics_at
+    return ["--metrics-host", host, "--metrics-port", f"{port + METRICS_STEP * number}"]
+
+
 def _provenance(drafter: Path) -> Json:
     """What its folder says of its making. Raises Corrupt."""
     path = drafter / PROVENANCE
@@ -220,6 +229,7 @@ def _lane(
         worker_argv=(
             *(sys.executable, "-m", "fleet", "worker", "--wait-s", f"{WORKER_WAIT_S:g}"),
             *("--grace-s", f"{options.grace_s:g}", "--idle-exit-s", f"{options.idle_exit_s:g}"),
+            *_metrics_flags(options, number),
             *split_args(options.worker_args),
         ),
         worker_environ=dict(os.environ) | own.environment(),

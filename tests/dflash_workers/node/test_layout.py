@@ -48,8 +48,11 @@ def test_each_gpu_gets_an_engine_and_a_worker_of_its_own(
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setenv("DFLASH_S3_SECRET_KEY", "of this shell")
 
-    lanes = lay_out(replace(options, is_cpu=False), node_settings, folder)
+    metrics_at = ("127.0.0.1", 9465)
+    lanes = lay_out(replace(options, is_cpu=False, metrics_at=metrics_at), node_settings, folder)
 
+    ports = [lane.worker_argv[lane.worker_argv.index("--metrics-port") + 1] for lane in lanes]
+    assert ports == ["9465", "9475"]
     assert [lane.engine.gpu for lane in lanes] == ["GPU-5d1c", "GPU-77ab"]
     assert [lane.engine.port - options.base_port for lane in lanes] == [0, 1]
     for number, lane in enumerate(lanes):
