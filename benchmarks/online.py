@@ -17,7 +17,7 @@ import argparse
 import sys
 import time
 from collections.abc import Collection
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -165,7 +165,8 @@ def full_case() -> Case:
 
 def quick_case() -> Case:
     """A rehearsal: that all of it runs, on a CPU in fp32."""
-    config = DrafterConfig(
+    config = replace(
+        QWEN3_8B,
         hidden_size=64,
         intermediate_size=128,
         num_heads=4,
@@ -173,13 +174,8 @@ def quick_case() -> Case:
         head_dim=16,
         num_layers=2,
         vocab_size=1000,
-        rms_norm_eps=1e-6,
-        attention_bias=False,
         max_position_embeddings=1024,
-        rope_theta=1e6,
-        rope_scaling=None,
         layer_types=[FULL] * 2,
-        sliding_window=None,
         num_target_layers=6,
         target_layer_ids=[1, 3],
         mask_token_id=999,

@@ -63,11 +63,6 @@ def read_provenance(store: Store, drafter: str) -> Json:
     return found
 
 
-def place_of(store: Store, drafter: str) -> str:
-    """Where nodes fetch it from."""
-    return store.url(f"{DRAFTERS}{drafter}")
-
-
 def _sha256(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,7 +1,7 @@
 """The drafter's verbs: train, evaluate, export.
 
 fleet.py mounts `app`; demo.py calls the functions below the verbs. The work is done by online/,
-drafter/ and evaluate.py.
+drafter/ and evaluate.py. A verb's parameters are its flags, however many.
 """
 
 from __future__ import annotations
