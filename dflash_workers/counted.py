@@ -99,11 +99,6 @@ class Counted:
         self.recent = [stretch for stretch in self.recent if stretch.to_s > now_s - WINDOW_S]
 
     @property
-    def num_uncommitted(self) -> int:
-        """Batches."""
-        return sum(map(len, self.uncommitted.values()))
-
-    @property
     def num_untokenized(self) -> int:
         """Batches."""
         return sum(map(len, self.untokenized.values()))
