@@ -174,7 +174,7 @@ def test_an_answer_that_takes_seconds_at_the_pace_seen_is_one_reply_and_its_sile
         for number in range(17):
             await engine.generate(asking.question(f"long {number}", 100))
         with pytest.raises(EngineUnavailable, match="no new id in any request"):
-            await engine.generate(asking.question("hang", 1000))
+            await engine.generate(asking.question("hang", 500))
         return await engine.died()
 
     died = asking.run(ask)
