@@ -2,7 +2,7 @@
 
 Real parts all through: Redis and S3 as embedded.py starts them, a run planned by the producer, and
 the worker as `dflash-fleet worker` starts it, in a process of its own whose CPU time can be read.
-Only the engine may be simulated (simulated_engine.py).
+Only the engine may be simulated (the package simulated).
 """
 
 from __future__ import annotations
@@ -81,15 +81,24 @@ def running_worker(settings: Settings, log_path: Path, *flags: str) -> Iterator[
 
 
 @contextmanager
-def simulated_engine(model_dir: Path, log_path: Path, **flags: float) -> Iterator[str]:
+def simulated_engine(model_dir: Path, log_path: Path, **flags: float | str) -> Iterator[str]:
     """Its URL. Flags as the program's own, with _ for -."""
+    with simulated_process(model_dir, log_path, **flags) as (url, _):
+        yield url
+
+
+@contextmanager
+def simulated_process(
+    model_dir: Path, log_path: Path, **flags: float | str
+) -> Iterator[tuple[str, Child]]:
+    """The URL of one, and its process."""
     (port,) = free_ports(1)
-    argv = [sys.executable, "-m", "benchmarks.simulated_engine", f"--model={model_dir}"]
-    argv += [f"--port={port}", *(f"--{k.replace('_', '-')}={v:g}" for k, v in flags.items())]
+    argv = [sys.executable, "-m", "benchmarks.simulated", f"--model={model_dir}"]
+    argv += [f"--port={port}", *(f"--{k.replace('_', '-')}={v}" for k, v in flags.items())]
     with spawn(argv, name="engine", log_path=log_path, cwd=ROOT) as child:
         url = f"http://127.0.0.1:{port}"
         until(lambda: is_up(url), [child])
-        yield url
+        yield url, child
 
 
 def is_up(url: str) -> bool:

@@ -2,7 +2,7 @@
 
 For programs that let a whole `dflash-fleet node` run without GPUs. Called as the engine's own
 python would be: `-c PROGRAM` for the versions, `-m sglang.launch_server --port P ...` to serve. The
-pace stands in the environment of who starts the node, as the flags of simulated_engine.py.
+pace stands in the environment of who starts the node, as the flags of the package simulated.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def main(argv: list[str]) -> None:
         return
     given = dict(itertools.pairwise(argv))
     flags = [f"{ours}={given[theirs]}" for theirs, ours in PASSED_ON.items() if theirs in given]
-    engine = [sys.executable, "-m", "benchmarks.simulated_engine", *flags]
+    engine = [sys.executable, "-m", "benchmarks.simulated", *flags]
     os.chdir(ROOT)
     os.execv(sys.executable, [*engine, *shlex.split(os.environ.get(FLAGS, ""))])
 
