@@ -98,4 +98,4 @@ def _goal(figure: Figure) -> str:
 
 def _module() -> str:
     spec = sys.modules["__main__"].__spec__
-    return spec.name if spec else sys.argv[0]
+    return spec.name.removesuffix(".__main__") if spec else sys.argv[0]
