@@ -18,7 +18,6 @@ from dflash_workers.contract.hints import Hints, open_hints
 from dflash_workers.contract.settings import Settings
 from dflash_workers.contract.store import Store, open_store
 from dflash_workers.embedded import S3Login
-from tests.faults.clocks import Clock
 from tests.faults.http_proxy import HttpProxy
 from tests.faults.processes import EngineServer, Process, Redis, until, worker_argv
 from tests.faults.proxy import Proxy
@@ -46,15 +45,11 @@ class Fleet:
         name: str,
         *,
         token_s: float = 0.01,
-        redis_clock: Clock | None = None,
-        workers_clock: Clock | None = None,
     ) -> None:
         self.place = place
         self.name = name
         self.token_s = token_s
-        self.redis_clock = redis_clock
-        self.workers_clock = workers_clock
-        self.redis = Redis(place.folder, redis_clock.environ if redis_clock else {})
+        self.redis = Redis(place.folder)
         self.redis_proxy = Proxy(("127.0.0.1", self.redis.port))
         where = urlsplit(place.s3_login.endpoint)
         self.s3_proxy = HttpProxy((str(where.hostname), where.port or 80))
@@ -142,7 +137,6 @@ class Fleet:
             self.workers[slot].close()
         values = dataclasses.replace(settings, slot=slot).environment()
         environ = {k: v for k, v in values.items() if v}
-        environ |= self.workers_clock.environ if self.workers_clock else {}
         argv = worker_argv(module, {"wait_s": 20, "grace_s": grace_s})
         self.workers[slot] = Process(slot, argv, self.place.folder, environ)
         return self.workers[slot]

@@ -1,4 +1,4 @@
-"""The campaign with one seed, short: what `python -m tests.faults.campaign` does for longer."""
+"""A whole campaign, as `python -m benchmarks.campaign benchmarks/campaigns/short.toml` holds it."""
 
 from __future__ import annotations
 
@@ -6,19 +6,25 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults import schedule
-from tests.faults.campaign import Options, hold
+from benchmarks.campaign import kinds
+from benchmarks.campaign.__main__ import hold, summary
+from benchmarks.campaign.configuration import read_configuration
+from tests.faults.processes import ROOT
+
+SHORT = ROOT / "benchmarks" / "campaigns" / "short.toml"
 
 
 @pytest.mark.alone
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_forty_drawn_faults_over_three_thousand_prompts_break_no_law(tmp_path: Path) -> None:
-    report = hold(Options(seed=7, minutes=5, prompts=3000, faults=40), tmp_path)
+def test_every_kind_of_fault_over_one_run_breaks_no_law(tmp_path: Path) -> None:
+    wanted = read_configuration(SHORT)
 
-    print(report.text())
-    assert report.broken_laws == []
-    assert report.num_prompts >= 3000
-    assert report.num_completed == report.num_prompts
-    assert report.twice.ratio <= 1.05
-    assert set(report.faults) == {schedule.KILL, *schedule.OTHERS}
+    result = hold(wanted, tmp_path)
+    print(summary(result))
+
+    assert result.broken_laws == []
+    assert {fault.kind for fault in result.faults} == set(kinds.ALL)
+    assert result.oracle.num_completed == result.oracle.num_planned >= wanted.prompts.count
+    assert result.oracle.num_token_rows
+    assert result.oracle.num_token_rows >= result.oracle.num_completed

@@ -18,15 +18,10 @@ from pathlib import Path
 import orjson
 import pytest
 
-from tests.faults import reasons, schedule
-from tests.faults.campaign import Options
 from tests.faults.clocks import Clock
 from tests.faults.http_proxy import HttpProxy, Rule
 from tests.faults.proxy import Mode, Proxy
-from tests.faults.reasons import Happened
-from tests.faults.recovery import recovery
-from tests.faults.token_log import Remade, Request, read_requests, remade
-from tests.faults.verdict import Twice
+from tests.faults.token_log import read_requests, remade
 
 
 class _Echo(http.server.BaseHTTPRequestHandler):
@@ -144,84 +139,6 @@ def test_places_of_an_answer_that_two_requests_sampled_were_made_twice(tmp_path:
     assert [request.outcome for request in requests] == ["left", "stop", "cut off"]
     assert (again.request.rid, again.num_tokens) == ("r2", 4)
     assert [request.rid for request in again.earlier] == ["r1"]
-
-
-def test_a_seed_draws_one_schedule_with_every_kind_and_enough_kills() -> None:
-    faults = schedule.draw(7, 40, 4, 135)
-
-    assert faults == schedule.draw(7, 40, 4, 135)
-    assert faults != schedule.draw(8, 40, 4, 135)
-    assert {fault.kind for fault in faults} == {schedule.KILL, *schedule.OTHERS}
-    assert sum(fault.kind == schedule.KILL for fault in faults) >= 0.3 * 40
-    assert [fault.at_s for fault in faults] == sorted(fault.at_s for fault in faults)
-
-
-def test_what_redis_lost_counts_apart_from_what_was_made_again_in_spite_of_its_note() -> None:
-    why = {
-        f"in flight: {schedule.KILL}": 90,
-        reasons.LOST_WITH_REDIS: 30,
-        reasons.NOT_NOTED: 20,
-        reasons.UNEXPLAINED: 10,
-    }
-
-    twice = Twice(100, why, [])
-
-    assert (twice.ratio, twice.ratio_of_all) == (1.0, 1.5)
-
-
-@pytest.mark.parametrize(
-    ("flushed_s", "reason"),
-    [
-        (105.0, reasons.TAKEN_IN_A_FLUSH),
-        (101.0, reasons.UNEXPLAINED),  # its holder had time to note it again
-        (60.0, reasons.UNEXPLAINED),
-    ],
-)
-def test_an_answer_made_again_by_another_is_explained_by_a_flush_between_the_two_alone(
-    flushed_s: float, reason: str
-) -> None:
-    answered = _asked("w0", 1, started_s=95, first_s=96, moved_s=99)
-    answered.outcome = "stop"
-    again = _asked("w1", 1, started_s=110, first_s=111, moved_s=114)
-
-    flush = Happened(schedule.FLUSHALL, "w0", flushed_s, 0.0, 4)
-
-    assert reasons.reason_of(Remade(again, [answered], 5), [flush]) == reason
-
-
-def test_a_recovery_lasts_from_the_kill_to_the_batchs_next_token() -> None:
-    happened = [
-        Happened(schedule.KILL, "w0", 100.0, 0.0, 2),
-        Happened(schedule.KILL, "w1", 200.0, 0.0, 1),
-        Happened(schedule.REDIS_KILL, "w0", 205.0, 3.0, 0),
-    ]
-    requests = [
-        _asked("w0", 1, started_s=95, first_s=96, moved_s=99),  # of batch a, cut
-        _asked("w0", 2, started_s=97, first_s=98, moved_s=101),  # of batch b, cut
-        _asked("w1", 3, started_s=110, first_s=119, moved_s=120),  # of batch b, elsewhere
-        _asked("w2", 1, started_s=111, first_s=117, moved_s=120),
-        _asked("w1", 4, started_s=199, first_s=199.5, moved_s=200),  # of batch c, cut
-        _asked("w2", 4, started_s=221, first_s=230, moved_s=231),
-    ]
-
-    found = recovery(happened, requests, {1: "a", 2: "b", 3: "b", 4: "c"})
-
-    assert found.waits_s == [17, 19, 30]
-    assert found.waits_well_s == [17, 19]
-
-
-def _asked(
-    engine: str, number: int, *, started_s: float, first_s: float, moved_s: float
-) -> Request:
-    message = f"tokens=9 prompt {number} first"
-    rid = f"{engine}/{number}"
-    return Request(rid, engine, "q", message, started_s, 0, 5, moved_s, first_s=first_s)
-
-
-def test_a_campaign_says_how_to_have_it_again() -> None:
-    options = Options(seed=11, minutes=2.5, workers=3, prompts=900, faults=20)
-
-    assert options.command.endswith("--seed 11 --minutes 2.5 --workers 3 --prompts 900 --faults 20")
 
 
 def test_a_clock_is_ahead_for_the_processes_that_have_it_and_only_their_wall_clock(

@@ -27,18 +27,7 @@ class Request:
     started_s: float  # wall clock
     num_given: int  # tokens of the answer that came with it
     end: int  # place in the answer that it got to
-    moved_s: float  # when
     outcome: str = "cut off"  # stop | length | abort: sent; left: its client was gone
-    first_s: float | None = None  # when its first token was sampled
-
-    @property
-    def is_answered(self) -> bool:
-        """The whole answer was sent."""
-        return self.outcome in ("stop", "length")
-
-    @property
-    def num_made(self) -> int:
-        return self.end - self.num_given
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,13 +65,9 @@ def remade(requests: Iterable[Request]) -> list[Remade]:
 def _take_in(entry: dict[str, Any], engine: str, requests: dict[str, Request]) -> None:
     if asked := entry.get("asked"):
         rid, question, message, given = asked
-        requests[rid] = Request(
-            rid, engine, question, message, entry["t"], given, given, entry["t"]
-        )
+        requests[rid] = Request(rid, engine, question, message, entry["t"], given, given)
     for rid, _, _, end in entry.get("made", []):
-        request = requests[rid]
-        request.end, request.moved_s = end, entry["t"]
-        request.first_s = request.first_s or entry["t"]
+        requests[rid].end = end
     if sent := entry.get("sent"):
         requests[sent[0]].outcome = sent[1]
     if left := entry.get("left"):
