@@ -23,7 +23,7 @@ from trainer.tokens.shards import COLUMNS
 ROOT = Path(__file__).parents[1]
 TESTS = ROOT / "tests"
 DOCS = ROOT / "docs"
-DOCUMENTS = sorted([*ROOT.glob("*.md"), *DOCS.glob("*.md")])
+DOCUMENTS = sorted([*ROOT.glob("*.md"), *DOCS.glob("*.md"), *(ROOT / "examples").glob("*.md")])
 HISTORY = {"CHANGELOG.md"}  # says what was
 
 # Where a verb of the documents is run as a command, below tests/; what needs more than a test has.
@@ -37,7 +37,7 @@ RUN_BY = {
     "estimate": "dflash_workers/test_cli_bench.py",
     "evaluate": "trainer/cli/test_drafter.py",
     "export": "trainer/cli/test_drafter.py",
-    "exporter": "dflash_workers/test_cli_watch.py",
+    "exporter": "dflash_workers/test_cli_exporter.py",
     "flower": "security/hardened_run.py",
     "gate": "trainer/cli/test_gate.py",
     "gc": "producer/cli/test_runs.py",
