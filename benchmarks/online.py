@@ -16,16 +16,15 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Collection
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-import numpy as np
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from benchmarks.drafter_step import QWEN3_8B
 from benchmarks.figures import Figure, circumstances, print_figures, write_figures
+from benchmarks.random_samples import RandomWalk
 from trainer.drafter.config import FULL, DrafterConfig
 from trainer.drafter.loss import LossRecipe
 from trainer.drafter.model import Drafter
@@ -34,15 +33,12 @@ from trainer.drafter.start import RANDOM_STD
 from trainer.online.batches import DataRecipe, Place
 from trainer.online.colocated import Colocated, Eyes, Pantry
 from trainer.online.features import Features
-from trainer.online.packing import window_len
 from trainer.online.prefetch import Prefetch
 from trainer.online.step import OptimizerRecipe, StepMetrics, Stepper
 from trainer.online.stopwatch import DATA, PHASES, TARGET, Stopwatch
 from trainer.online.target import FrozenTarget, tapped
-from trainer.online.walk import Walk, Window, trained_lengths
 from trainer.online.work import microbatch_flops, peak_of, target_size
 
-MEAN_ANSWER, MEAN_PROMPT, SPREAD = 800, 150, 0.8  # tokens; sigma of their logarithms
 NUM_WARM_UPS = 2  # steps; the first one compiles
 STAGE_S = 60.0  # what the second stage may need: the target's layers compile in about half of it
 GIB = 1 << 30
@@ -72,58 +68,6 @@ class Measured:
     peak_gib: float
     first_step_s: float
     fill: float  # tokens over places in rows
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class RandomSample:
-    """What the walk asks of a sample."""
-
-    prompt_key: str
-    turn: int
-    ids: np.ndarray
-    prompt_len: int
-
-
-class RandomWalk(Walk):
-    """Endless windows of samples, made up before the clock runs."""
-
-    def __init__(self, case: Case) -> None:
-        super().__init__(case.data, seed=0)
-        random = np.random.default_rng(0)
-        self._samples = [self._sample(random, n, case) for n in range(case.num_samples)]
-        prompts = np.array([s.prompt_len for s in self._samples], np.int32)
-        lengths = np.array([len(s.ids) for s in self._samples], np.int32)
-        self._lengths = trained_lengths(prompts, lengths, case.data.max_len)
-
-    def window(self, place: Place) -> Window:
-        num = window_len(self._lengths, self.recipe, is_all=True) or len(self._lengths)
-        rows = np.arange(num, dtype=np.int32)
-        return Window(np.zeros_like(rows), rows, self._lengths[:num], None)
-
-    def samples(self, epoch: int, shards: Collection[int]) -> dict[int, list]:  # type: ignore[type-arg]
-        return {0: self._samples}
-
-    def is_finished(self) -> bool:
-        return True
-
-    def digest(self) -> str:
-        return ""
-
-    def largest_id(self) -> int:
-        return 0
-
-    def close(self) -> None:
-        """Nothing waits here."""
-
-    def _sample(self, random: np.random.Generator, number: int, case: Case) -> RandomSample:
-        scale = case.data.max_len / 3072
-        prompt, answer = (
-            4 + int(scale * mean * random.lognormal(-(SPREAD**2) / 2, SPREAD))
-            for mean in (MEAN_PROMPT, MEAN_ANSWER)
-        )
-        prompt = min(prompt, case.data.max_len // 2)
-        ids = random.integers(0, case.config.vocab_size - 1, prompt + answer).astype(np.int32)
-        return RandomSample(f"{number:032x}", 0, ids, prompt)
 
 
 def main(arguments: list[str]) -> int:
@@ -192,7 +136,7 @@ def measure(case: Case, *, is_compiled: bool) -> Measured:
     stepper = build_stepper(case, target, watch)
     config, size = case.config, target_size(target)
     is_cuda = case.device.type == "cuda"
-    walk = RandomWalk(case)
+    walk = RandomWalk(case.data, case.num_samples, case.config.vocab_size)
     with Prefetch(walk, Place(), mine=lambda number: True, device=case.device) as batches:
         pantry = Pantry(batches, Place(), case.device, watch, lambda: False)
         eyes = Eyes(Features(target, 0), needs_teacher=False)
@@ -256,18 +200,23 @@ def build_target(case: Case, *, is_compiled: bool) -> FrozenTarget:
 
 
 def build_stepper(case: Case, target: FrozenTarget, watch: Stopwatch) -> Stepper:
-    with torch.device(case.device):
-        drafter = Drafter(case.config)
-        for parameter in drafter.parameters():
-            if parameter.dim() == 2:
-                torch.nn.init.normal_(parameter, std=RANDOM_STD)
     return Stepper(
-        drafter,
+        random_drafter(case.config, case.device),
         TargetEnds(target.embed, target.head_VD),
         loss=LossRecipe(gamma=7.0),
         optimizer=OptimizerRecipe(learning_rate=6e-4),
         stopwatch=watch,
     )
+
+
+def random_drafter(config: DrafterConfig, device: torch.device) -> Drafter:
+    """Made on the device, in no time."""
+    with torch.device(device):
+        drafter = Drafter(config)
+        for parameter in drafter.parameters():
+            if parameter.dim() == 2:
+                torch.nn.init.normal_(parameter, std=RANDOM_STD)
+    return drafter
 
 
 def figures_of(case: Case, measured: Measured, name: str) -> list[Figure]:
