@@ -9,7 +9,6 @@ by seed and position in the sequence (SGLang with deterministic inference), anot
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 import hashlib
 from collections import Counter
@@ -24,7 +23,7 @@ from dflash_workers.journal import Journal
 from dflash_workers.listening import Listener, Noting
 from dflash_workers.notes import Partial, digest_of, extended
 from dflash_workers.quality import LENGTH, STOP, flags_of, is_retry_due
-from dflash_workers.questions import ABORT, Generation, Growth, Question
+from dflash_workers.questions import ABORT, Generation, Growth, Leaving, Question
 from dflash_workers.reading import Reader
 from dflash_workers.seats import Seats
 
@@ -44,7 +43,7 @@ class Desk:
     reader: Reader
     engine: Engine
     journal: Journal
-    leaving: asyncio.Event = field(default_factory=asyncio.Event)  # set: stop, note, Draining
+    leaving: Leaving = field(default_factory=Leaving)  # set: stop, note, Draining
     seats: Seats = field(default_factory=Seats)
     on_turn: Callable[[], Awaitable[None]] | None = None  # called once a turn is noted
     max_tool_rounds: int = MAX_TOOL_ROUNDS

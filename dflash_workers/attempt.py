@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import itertools
 import logging
 import time
 import uuid
@@ -23,13 +24,14 @@ import orjson
 from dflash_workers.contract.errors import EngineUnavailable, FleetError
 from dflash_workers.contract.records import Json
 from dflash_workers.pace import MIN_WORD_IDS, Pace, Patience
-from dflash_workers.questions import Heard, Question
+from dflash_workers.questions import Heard, Leaving, Question
 from dflash_workers.replies import Reply
 from dflash_workers.wire import Wire, excerpt
 
 log = logging.getLogger(__name__)
 
-_TRANSPORT_S = 1.0  # the transport's own limit comes after ours, which says what it was
+# Names of requests, no other process's: an engine may have several workers, one after another.
+_RIDS = map((uuid.uuid4().hex[:20] + "{:012x}").format, itertools.count())
 
 # Why a request is given up.
 _TOO_LONG = "the answer takes too long"
@@ -112,7 +114,7 @@ class Line:
 class Ear:
     """Who listens to an answer, and who may end it."""
 
-    leaving: asyncio.Event
+    leaving: Leaving
     heard: Heard | None = None
     hear_every: int = 0  # ids
 
@@ -130,9 +132,12 @@ class Attempt:
         self.output_ids: list[int] = []
         self.text = ""
         self._question, self._ear, self._line = question, ear, line
-        self._rid = uuid.uuid4().hex
+        self._rid = next(_RIDS)
         self._started_s = self._word_s = time.monotonic()
         self._num_heard = 0
+        self._limit = asyncio.timeout(None)  # ends the reading, by _look or _hear_out
+        self._trouble: EngineUnavailable | None = None  # for which it was given up
+        self._aborting: asyncio.Task[None] | None = None
         num_ids, word_ids = question.sampling.max_new_tokens, line.pace.word_ids()
         # Whether a sign of life is due before the last bound: where none is asked for because the
         # whole answer is one, too.
@@ -150,46 +155,55 @@ class Attempt:
 
         Raises PromptRejected, AccessDenied, EngineUnavailable.
         """
-        reading = asyncio.create_task(self._read(facts))
-        leaving = asyncio.create_task(self._ear.leaving.wait())
-        is_over = False
+        leaving, is_over = self._ear.leaving, False
+        self._look_later()
+        leaving.watch(self._hear_out)
         try:
-            while not reading.done():
-                wait_s = max(self._due_s() - time.monotonic(), 0)
-                await asyncio.wait(
-                    {reading, leaving}, timeout=wait_s, return_when=asyncio.FIRST_COMPLETED
-                )
-                if leaving.done() and not reading.done():
-                    await self._hear_out(reading)
-                    break
-                if not reading.done() and time.monotonic() >= self._due_s():
-                    raise self._give_up()
-            is_over = reading.done()
-            return reading.result() if is_over else None
+            async with self._limit:
+                reply = await self._read(facts)
+                is_over = True
+                return reply
+        except TimeoutError:
+            if self._trouble is not None:
+                raise self._trouble from None
+            return None
         finally:
-            leaving.cancel()
-            reading.cancel()
+            leaving.unwatch(self._hear_out)
+            self._timer.cancel()
+            if self._aborting is not None:
+                self._aborting.cancel()
             if not is_over:
                 await self._line.abort(self._rid)
 
-    async def _hear_out(self, reading: asyncio.Task[Reply | None]) -> None:
-        """Give an aborted request the time to say how far it came."""
-        with suppress(TimeoutError):
-            async with asyncio.timeout(self._line.patience.abort_s):
-                await self._line.abort(self._rid)
-                await asyncio.wait({reading})
+    def _look_later(self) -> None:
+        """One timer, which finds out when it rings whether a word has come since."""
+        wait_s = max(self._due_s() - time.monotonic(), 0)
+        self._timer = asyncio.get_running_loop().call_later(wait_s, self._look)
+
+    def _look(self) -> None:
+        if time.monotonic() < self._due_s():
+            self._look_later()
+            return
+        self._trouble = self._give_up()
+        self._limit.reschedule(asyncio.get_running_loop().time())
+
+    def _hear_out(self) -> None:
+        """Abort the request, and give it the time to say how far it came."""
+        if self._trouble is not None:
+            return
+        self._timer.cancel()
+        loop = asyncio.get_running_loop()
+        self._aborting = loop.create_task(self._line.abort(self._rid))
+        self._limit.reschedule(loop.time() + self._line.patience.abort_s)
 
     async def _read(self, facts: Json) -> Reply | None:
         line, dialect = self._line, self._line.dialect
         asked = dialect.ask(self._question, self._rid, self._stream_every, facts)
-        limit_s = self._limit_s() + _TRANSPORT_S
         if not self._stream_every:
-            reply = line.read(await line.wire.call(dialect.path, limit_s, asked))
+            reply = line.read(await line.wire.ask(dialect.path, asked))
             line.progress.note(len(reply.output_ids or []) or reply.num_output)
             return reply
-        # Ours begins anew with every word; the transport's has to hold for all of them.
-        limit_s *= 1 + self._question.sampling.max_new_tokens // self._stream_every
-        async with aclosing(line.wire.events(dialect.path, limit_s, asked)) as events:
+        async with aclosing(line.wire.events(dialect.path, None, asked)) as events:
             async for event in events:
                 reply = line.read(event)
                 self._take(reply)

@@ -32,12 +32,12 @@ from dflash_workers.deaths import Deaths
 from dflash_workers.dialects.openai import OpenAi
 from dflash_workers.dialects.sglang import Sglang
 from dflash_workers.pace import Pace, Patience
-from dflash_workers.questions import ABORT, Generation, Heard, Question, are_ids
+from dflash_workers.questions import ABORT, Generation, Heard, Leaving, Question, are_ids
 from dflash_workers.replies import FINISHES, Tokenizer, check
 from dflash_workers.seats import Slots
 from dflash_workers.wire import Wire, has_status, is_broken, never_arrived
 
-__all__ = ["Engine", "Generation", "Heard", "Patience", "Question"]
+__all__ = ["Engine", "Generation", "Heard", "Leaving", "Patience", "Question"]
 
 log = logging.getLogger(__name__)
 
@@ -126,7 +126,7 @@ class Engine:
         self,
         question: Question,
         *,
-        leaving: asyncio.Event | None = None,
+        leaving: Leaving | None = None,
         heard: Heard | None = None,
         hear_every: int = 0,
     ) -> Generation:
@@ -139,7 +139,7 @@ class Engine:
         the engine died of something.
         """
         _check_ids(question)
-        ear = Ear(leaving or asyncio.Event(), heard if hear_every else None, hear_every)
+        ear = Ear(leaving or Leaving(), heard if hear_every else None, hear_every)
         failing_since_s: float | None = None
         for num_failures in itertools.count():
             attempt = Attempt(question, ear, self._line)

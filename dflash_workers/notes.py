@@ -48,12 +48,12 @@ Note = Ended | Partial
 
 
 def extended(partial: Partial, output_ids: list[int], latency_s: float) -> Partial:
-    """With one more piece."""
+    """With one more piece. Both lists may be the answer's own: nobody changes them."""
     return Partial(
         partial.asked_digest,
         partial.turn,
         partial.seed,
-        output_ids=partial.output_ids + output_ids,
+        output_ids=partial.output_ids + output_ids if partial.output_ids else output_ids,
         segments=[*partial.segments, len(output_ids)] if output_ids else partial.segments,
         num_asked=partial.num_asked,
         latency_s=partial.latency_s + latency_s,

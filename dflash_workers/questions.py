@@ -7,6 +7,7 @@ in `notes`. Nothing here knows HTTP.
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -32,6 +33,31 @@ def are_ids(values: Sequence[object], vocab_size: int) -> bool:
 
 # Hears all ids so far while they are sampled; returning False ends the generation.
 Heard = Callable[[list[int]], bool]
+
+
+class Leaving(asyncio.Event):
+    """Set once what runs is to end. Who watches is told in the very step that sets it, which takes
+    no task for each that might have to hear of it.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._watchers: set[Callable[[], None]] = set()
+
+    def watch(self, tell: Callable[[], None]) -> None:
+        """Have it called by `set`, until `unwatch`."""
+        self._watchers.add(tell)
+
+    def unwatch(self, tell: Callable[[], None]) -> None:
+        """Safe to call twice."""
+        self._watchers.discard(tell)
+
+    def set(self) -> None:
+        """Safe to call twice."""
+        if not self.is_set():
+            super().set()
+            for tell in tuple(self._watchers):
+                tell()
 
 
 @dataclass(slots=True)

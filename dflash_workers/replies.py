@@ -159,10 +159,11 @@ def _check_text(
     if reply.text is None or tokenizer is None:
         return None
     is_whole = finish in (STOP, LENGTH)  # else the text ends before the stop string, or lags behind
-    theirs = _letters(reply.text)
 
     def is_text(decoded: str) -> bool:
-        ours = _letters(decoded)
+        if decoded == reply.text:  # as nearly always
+            return True
+        ours, theirs = _letters(decoded), _letters(reply.text or "")
         return ours == theirs if is_whole else ours.startswith(theirs)
 
     shown = decoded = tokenizer.decode(words, skip_special_tokens=False)

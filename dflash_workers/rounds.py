@@ -20,6 +20,7 @@ from dflash_workers.contract.errors import Draining, EngineUnavailable, PromptRe
 from dflash_workers.contract.records import Prompt, Rejection, Row
 from dflash_workers.gate import Gate
 from dflash_workers.poison import Case, Schedule, schedule
+from dflash_workers.questions import Leaving
 from dflash_workers.rollout import roll_out
 from dflash_workers.seats import Seats
 
@@ -135,7 +136,7 @@ class Rounds:
         if self._gate.has_died:  # while this batch waited for its turn
             return
         seats = Seats(is_alone=alone, is_first=self._case.is_inherited)
-        self._desk = replace(self._desk, leaving=asyncio.Event(), seats=seats)
+        self._desk = replace(self._desk, leaving=Leaving(), seats=seats)
         self._fallen, self._death = set(), ""
         self._desk.growth.note()
         ended = await asyncio.gather(*map(self._answer, prompts), return_exceptions=True)

@@ -1,8 +1,9 @@
 """HTTP to the engine: one call, or one stream of events; every failure becomes ours, by one table.
 
 Used by engine alone. A refusal inside a stream, which comes with status 200, has the same fate as
-one with a status of its own. No call is without a time limit, and no redirect is followed: a POST
-would turn into a GET of somebody else's page.
+one with a status of its own. No call is without a time limit, here or, where attempt asks, around
+it; no redirect is followed: a POST would turn into a GET of somebody else's page. Answers over
+plain HTTP come by exchange.py.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from dflash_workers.contract.errors import (
     PromptRejected,
 )
 from dflash_workers.contract.records import Json
+from dflash_workers.exchange import Lane, NotConnected, NotResolved, takes
 
 # The fate of each status. One not listed may pass, and is waited out: 408, 409, 425, 429, 5xx, and
 # what speaks of the server at this URL and not of the prompt (3xx, 404, 405, a proxy's own).
@@ -50,25 +52,40 @@ class Wire:
             cookie_jar=aiohttp.DummyCookieJar(),  # looked through and written for each request
             headers={"Content-Type": "application/json"},
         )
+        self._lane = Lane(self.url, _CONNECT_S) if takes(self.url) else None
 
     async def close(self) -> None:
         """Break off what is running."""
+        if self._lane is not None:
+            self._lane.close()
         await self._session.close()
+
+    async def ask(self, path: str, question: Json) -> bytes:
+        """The reply's body. The caller keeps the time."""
+        with self._translated():
+            if self._lane is not None:
+                said = await self._lane.post(path, orjson.dumps(question))
+                retry_after = said.headers.get(b"retry-after", b"").decode(errors="replace")
+                return self._accepted(said.status, path, said.body, retry_after)
+            async with self._request(path, None, question) as response:
+                return await self._read(response)
 
     async def call(self, path: str, timeout_s: float, question: Json | None = None) -> bytes:
         """The reply's body: of a POST where there is a question, else of a GET."""
         with self._translated():
             async with self._request(path, timeout_s, question) as response:
-                return await self._accepted(response)
+                return await self._read(response)
 
     async def events(
-        self, path: str, timeout_s: float, question: Json
+        self, path: str, timeout_s: float | None, question: Json
     ) -> AsyncGenerator[bytes, None]:
-        """The bodies of server-sent events; of a server that doesn't stream, its one reply."""
+        """The bodies of server-sent events; of a server that doesn't stream, its one reply. No
+        `timeout_s`: the caller keeps the time.
+        """
         with self._translated():
             async with self._request(path, timeout_s, question) as response:
                 if response.status != 200 or response.content_type != "text/event-stream":
-                    yield await self._accepted(response)
+                    yield await self._read(response)
                     return
                 rest = b""
                 async for received in response.content.iter_any():
@@ -97,7 +114,7 @@ class Wire:
         return self.error_of(code if type(code) is int else 500, str(facts.get("message")))
 
     def _request(
-        self, path: str, timeout_s: float, question: Json | None
+        self, path: str, timeout_s: float | None, question: Json | None
     ) -> AbstractAsyncContextManager[aiohttp.ClientResponse]:
         method, body = ("GET", None) if question is None else ("POST", orjson.dumps(question))
         limit = aiohttp.ClientTimeout(total=timeout_s, sock_connect=_CONNECT_S)
@@ -105,13 +122,14 @@ class Wire:
             method, self.url + path, data=body, timeout=limit, allow_redirects=False
         )
 
-    async def _accepted(self, response: aiohttp.ClientResponse) -> bytes:
-        body = await response.read()
-        if response.status == 200:
+    async def _read(self, response: aiohttp.ClientResponse) -> bytes:
+        body, retry_after = await response.read(), response.headers.get("Retry-After", "")
+        return self._accepted(response.status, response.url.path, body, retry_after)
+
+    def _accepted(self, status: int, path: str, body: bytes, retry_after: str) -> bytes:
+        if status == 200:
             return body
-        detail = f"{response.url.path}: {excerpt(body)}"
-        retry_after_s = _seconds(response.headers.get("Retry-After", ""))
-        raise self.error_of(response.status, detail, retry_after_s)
+        raise self.error_of(status, f"{path}: {excerpt(body)}", _seconds(retry_after))
 
     @contextmanager
     def _translated(self) -> Iterator[None]:
@@ -130,14 +148,16 @@ class Wire:
 def never_arrived(error: EngineUnavailable) -> bool:
     """Whether the question can't have reached the engine, so that it died of something else."""
     cause = error.__cause__
-    return isinstance(cause, aiohttp.ClientConnectorError | aiohttp.ConnectionTimeoutError)
+    return isinstance(
+        cause, NotConnected | aiohttp.ClientConnectorError | aiohttp.ConnectionTimeoutError
+    )
 
 
 def is_broken(error: EngineUnavailable) -> bool:
     """Whether a connection was refused or broke off: nobody listens there, or died just then."""
     cause = error.__cause__
     return isinstance(cause, aiohttp.ClientError | OSError | EOFError) and not isinstance(
-        cause, TimeoutError | aiohttp.ClientConnectorDNSError
+        cause, TimeoutError | NotResolved | aiohttp.ClientConnectorDNSError
     )
 
 

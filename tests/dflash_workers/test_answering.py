@@ -263,7 +263,7 @@ def test_a_holder_killed_in_the_middle_loses_what_came_after_its_last_note(
 def num_writes(client: redis.Redis) -> int:
     """Of any journal, so far."""
     commands = client.info("commandstats")
-    return int(commands.get("cmdstat_eval", {"calls": 0})["calls"])
+    return int(commands.get("cmdstat_evalsha", {"calls": 0})["calls"])
 
 
 def test_notes_are_taken_while_an_answer_comes_only_where_asked_for(

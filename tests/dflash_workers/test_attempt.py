@@ -11,7 +11,7 @@ import pytest
 from dflash_workers.contract.chat import Chat
 from dflash_workers.contract.errors import EngineUnavailable
 from dflash_workers.contract.records import RunSpec
-from dflash_workers.engine import Engine, Generation
+from dflash_workers.engine import Engine, Generation, Leaving
 from tests.dflash_workers.asking import PATIENCE, Asking
 from tests.fake_engine import FakeEngine
 
@@ -63,7 +63,7 @@ def test_leaving_gives_the_ids_so_far_within_a_second(
     asking: Asking, message: str, num_tokens: int, num_ids: int
 ) -> None:
     async def leave(engine: Engine) -> tuple[Generation, float]:
-        leaving = asyncio.Event()
+        leaving = Leaving()
         question = asking.question(message, num_tokens)
         work = asyncio.create_task(engine.generate(question, leaving=leaving))
         while not asking.fake.running:
@@ -85,7 +85,7 @@ def test_leaving_an_engine_that_no_longer_answers_gives_what_was_streamed(asking
     asking.fake.hears_aborts = False
 
     async def leave(engine: Engine) -> tuple[Generation, float]:
-        leaving = asyncio.Event()
+        leaving = Leaving()
         work = asyncio.create_task(
             engine.generate(asking.question("long stall", 1000), leaving=leaving)
         )
@@ -104,7 +104,7 @@ def test_leaving_an_engine_that_no_longer_answers_gives_what_was_streamed(asking
 
 def test_nothing_is_asked_once_leaving(asking: Asking) -> None:
     async def ask(engine: Engine) -> Generation:
-        leaving = asyncio.Event()
+        leaving = Leaving()
         leaving.set()
         return await engine.generate(asking.question("hello"), leaving=leaving)
 

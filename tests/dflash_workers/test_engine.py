@@ -16,7 +16,7 @@ import pytest
 from dflash_workers.contract.chat import Chat
 from dflash_workers.contract.errors import BadInput, EngineUnavailable, PromptRejected
 from dflash_workers.contract.records import RunSpec
-from dflash_workers.engine import Engine, Generation
+from dflash_workers.engine import Engine, Generation, Leaving
 from tests.dflash_workers.asking import PATIENCE, Asking, opened
 from tests.fake_engine import FakeEngine
 from tests.tiny_model import VOCAB_SIZE
@@ -107,7 +107,7 @@ def test_a_goodbye_does_not_wait_for_the_next_try(asking: Asking) -> None:
     asking.patience = dataclasses.replace(PATIENCE, away_s=60)
 
     async def leave(engine: Engine) -> Generation:
-        leaving = asyncio.Event()
+        leaving = Leaving()
         asyncio.get_running_loop().call_later(0.3, leaving.set)
         question = asking.question("status=503 fail=1000 after=50")
         return await engine.generate(question, leaving=leaving)

@@ -17,8 +17,9 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from dflash_workers.claims import Claim
-from dflash_workers.contract.hints import Hints, open_redis
+from dflash_workers.contract.hints import Hints
 from dflash_workers.contract.keys import JOURNAL_S
+from dflash_workers.contract.queues import open_redis
 from dflash_workers.contract.records import Answer, BatchMessage
 from dflash_workers.contract.settings import Settings
 from dflash_workers.embedded import start_redis
@@ -259,7 +260,7 @@ def test_many_notes_at_once_take_few_round_trips(
 ) -> None:
     journal = journals.open(CLAIM)
     note(journal, partial([1], turn=99))  # the script is loaded
-    before = redis_client.info("commandstats")["cmdstat_eval"]["calls"]
+    before = redis_client.info("commandstats")["cmdstat_evalsha"]["calls"]
 
     for turn in range(48):
         journal.put("k", partial([1, 2], turn))
@@ -270,7 +271,7 @@ def test_many_notes_at_once_take_few_round_trips(
         thread.join()
 
     assert redis_client.hlen(key) == 49
-    assert redis_client.info("commandstats")["cmdstat_eval"]["calls"] - before == 1
+    assert redis_client.info("commandstats")["cmdstat_evalsha"]["calls"] - before == 1
 
 
 def test_rows_kept_from_many_threads_all_learn_which_one_stands(journals: Journals) -> None:

@@ -22,7 +22,7 @@ from dflash_workers.contract.chat import Chat, load_tokenizer, own_template
 from dflash_workers.contract.errors import BadInput
 from dflash_workers.contract.records import RunSpec
 from dflash_workers.contract.store import Store
-from dflash_workers.engine import Engine, Generation, Patience, Question
+from dflash_workers.engine import Engine, Generation, Leaving, Patience, Question
 from dflash_workers.server import EngineConfig, start_engine, wait_until_ready
 
 pytestmark = pytest.mark.slow
@@ -94,7 +94,7 @@ def test_an_aborted_answer_is_gone_on_with_as_if_nothing_had_happened(
         return lambda engine: engine.generate(question_of(real_spec, real_chat, so_far))
 
     async def leave(engine: Engine) -> Generation:
-        leaving = asyncio.Event()
+        leaving = Leaving()
 
         def hear(ids: list[int]) -> bool:
             leaving.set()

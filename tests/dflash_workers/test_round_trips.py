@@ -17,11 +17,13 @@ from redis.retry import Retry
 
 from dflash_workers.claims import Claim
 from dflash_workers.contract.errors import AccessDenied, QueueUnavailable
-from dflash_workers.contract.hints import Hints, open_redis
+from dflash_workers.contract.hints import Hints
+from dflash_workers.contract.queues import open_redis
 from dflash_workers.contract.records import Answer, BatchMessage
 from dflash_workers.contract.settings import Settings
 from dflash_workers.embedded import start_redis
 from dflash_workers.journal import Journal, Journals
+from dflash_workers.notes import Partial, digest_of
 from dflash_workers.round_trips import Command, RoundTrips
 from tests.batches import cut_off
 
@@ -173,6 +175,8 @@ def test_a_turn_that_ended_and_the_look_of_the_next_one_go_together(
 ) -> None:
     journals = Journals(client, hints.keys, hints.where, together_s=10)
     ended, begun = journal_of(journals, "a"), journal_of(journals, "b")
+    ended.put("k", Partial(digest_of(ASKED), 1, 7, [5], [1]))
+    ended.flush()  # the script is known to Redis
     before = num_reads(redis_client)
 
     async def both() -> None:
@@ -264,3 +268,49 @@ def test_a_holder_that_stops_waiting_takes_its_note_off_no_trip(
     following = journal_of(journals, "a")
     following.load()
     assert following.known("k", 0, ASKED) is not None
+
+
+def test_a_script_that_redis_has_forgotten_is_run_all_the_same(
+    hints: Hints, client: redis.Redis
+) -> None:
+    journals = Journals(client, hints.keys, hints.where)
+    journal = journal_of(journals, "a")
+
+    async def keep(name: str) -> Answer:
+        return await journal.keep(name, answer([5]))
+
+    asyncio.run(keep("before"))
+    client.script_flush()
+    asyncio.run(keep("after"))
+
+    noted = client.hkeys(hints.keys.journal("run", "0/a"))
+    assert sorted(noted) == [b"after:0", b"before:0"]
+    assert journals.take_paused() == set()
+
+
+def test_its_connection_is_nobody_elses_though_it_broke_and_redis_was_away(
+    client: redis.Redis, trips: RoundTrips, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def travel() -> Setter:
+        setter, over = Setter("trips"), Future[None]()
+        trips.join(setter, over)
+        trips.go()
+        over.exception(10)
+        return setter
+
+    def is_away(_self: redis.Connection) -> None:
+        raise redis.ConnectionError("nobody listens")
+
+    travel()
+    client.client_kill_filter(skipme=True)
+    with monkeypatch.context() as patch:
+        patch.setattr(redis.Connection, "connect", is_away)
+        missed = [travel().missed for _ in range(2)]
+    others = [client.connection_pool.get_connection() for _ in range(4)]
+    for other in others:
+        other.send_command("PING")  # type: ignore[no-untyped-call]
+
+    reached = travel()
+
+    assert all(missed) and reached.missed is None
+    assert [other.read_response() for other in others] == [b"PONG"] * 4
