@@ -28,6 +28,7 @@ except KeyboardInterrupt:  # they take a moment, in which people change their mi
 # Whose verbs they are, in the order in which they are tried.
 OWNERS = (
     "dflash_workers.cli_watch",
+    "dflash_workers.cli_exporter",
     "dflash_workers.cli",
     "dflash_workers.cli_bench",
     "dflash_workers.cli_node",

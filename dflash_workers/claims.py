@@ -18,7 +18,7 @@ from typing import Any
 import redis
 import uuid_utils
 
-from dflash_workers.contract.hints import Hints, translated_redis
+from dflash_workers.contract.hints import Hints
 from dflash_workers.contract.keys import (
     LEASE_MS,
     REAP_DEADLINE_MS,
@@ -26,6 +26,7 @@ from dflash_workers.contract.keys import (
     batch_name,
     parse_batch_name,
 )
+from dflash_workers.contract.queues import translated_redis
 from dflash_workers.contract.records import BatchMessage
 
 _SCRIPT = resources.files("dflash_workers").joinpath("claims.lua").read_text(encoding="utf-8")

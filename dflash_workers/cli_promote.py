@@ -14,10 +14,10 @@ from typing import Annotated
 import typer
 
 from dflash_workers.contract.errors import BadInput
-from dflash_workers.contract.hints import check_redis, open_redis
 from dflash_workers.contract.keys import RedisKeys
 from dflash_workers.contract.plan import read_spec
 from dflash_workers.contract.provenance import check_made_with, may_differ
+from dflash_workers.contract.queues import check_redis, open_redis
 from dflash_workers.contract.records import Json
 from dflash_workers.contract.serving import ServingEntry, ServingLog
 from dflash_workers.contract.settings import Settings, load_settings

@@ -1,15 +1,13 @@
-"""The verbs of who watches: status, flower, exporter.
+"""The verbs of who watches: status, flower.
 
-Mounted by fleet.py, before all others, and loads nothing of a worker: a look at a run takes no
-longer than it must.
+Mounted by fleet.py, before all others. Loads nothing of a worker, no Celery and no exporter, so
+that a look at a run takes no longer than it must.
 """
 
 from __future__ import annotations
 
 import os
-import signal
 import sys
-import threading
 import time
 from pathlib import Path
 from typing import Annotated, NoReturn
@@ -18,14 +16,11 @@ import typer
 from rich.live import Live
 
 from dflash_workers.contract.errors import BadInput
-from dflash_workers.contract.hints import check_redis, open_hints
+from dflash_workers.contract.queues import check_redis, open_queues, open_redis
 from dflash_workers.contract.settings import load_settings
 from dflash_workers.contract.store import open_store
 from dflash_workers.contract.terminal import err, out, report
-from dflash_workers.exporter import Exporter
-from dflash_workers.exposition import serve
 from dflash_workers.flower_command import flower_command
-from dflash_workers.logs import set_up_logs
 from dflash_workers.screen import screen_of
 from dflash_workers.status import Overview
 
@@ -50,9 +45,9 @@ def status(
     if watch and as_json:
         raise BadInput("--watch draws for people: call --json as often as you like")
     settings = load_settings({"run": run})
-    hints = open_hints(settings)
-    check_redis(hints.redis, settings)
-    overview = Overview(open_store(settings), hints, settings.require_run())
+    queues = open_queues(settings)
+    check_redis(queues.redis, settings)
+    overview = Overview(open_store(settings), queues, settings.require_run())
     if as_json:
         report(overview.read(), as_json=True)
     elif watch:
@@ -77,43 +72,9 @@ def flower(
     """
     settings = load_settings({})
     command, secrets = flower_command(settings, port, state)
-    check_redis(open_hints(settings).redis, settings)
+    check_redis(open_redis(settings), settings)
     err.print(f"Flower: http://{LOOPBACK}:{port}", markup=False)
     os.execve(sys.executable, command, os.environ | secrets)
-
-
-@app.command()
-def exporter(
-    runs: Annotated[
-        list[str] | None, typer.Option("--run", help="Name of a run; repeat.", show_default=False)
-    ] = None,
-    port: Annotated[int, typer.Option(help="Of /metrics.", min=0, max=65535)] = 9464,
-    host: Annotated[
-        str, typer.Option(help="Where /metrics is answered, without a password.")
-    ] = LOOPBACK,
-    every_s: Annotated[float, typer.Option(help="Seconds between measurements.", min=0.1)] = 10.0,
-    progress_file: Annotated[
-        Path | None, typer.Option(help="Keep a copy of the first run's progress.json here.")
-    ] = None,
-) -> None:
-    """Tell Prometheus how runs and their workers do, from S3 and Redis.
-
-    One for a fleet, beside it: see deploy/prometheus. Writes progress.json where no worker does.
-
-    Example: dflash-fleet exporter --run qwen3-8b --progress-file progress.json
-    """
-    names = runs or [load_settings({}).require_run()]
-    settings, *_others = [load_settings({"run": name}) for name in names]  # each name is checked
-    set_up_logs()
-    hints = open_hints(settings)
-    check_redis(hints.redis, settings)
-    measuring = Exporter(open_store(settings), hints, names, progress_file)
-    where = serve(measuring.read, host, port)
-    err.print(f"metrics: http://{host}:{where}/metrics", markup=False)
-    stop = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stop.set())
-    measuring.run(every_s, stop)
 
 
 def _watch(overview: Overview, every_s: float) -> NoReturn:

@@ -4,7 +4,8 @@ Filled by progress.Meter; kept in S3 beside progress.json, so that who counts ne
 `status`) reads only what came since. Not truth: each number follows from objects that never change,
 and where this one is missing, unreadable or of another version everything is read once more.
 Batches are kept while they are open and then only as a count, so a segment whose batches are all
-committed is never listed again.
+committed is never listed again. Whose place it says it was counted from is looked at before it is
+used: a run that was removed and planned anew is counted anew.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from dflash_workers.contract.records import Commit, Json, Segment, decode
 from dflash_workers.contract.store import Store
 from dflash_workers.throughput import WINDOW_S, Stretch
 
-_VERSION = 1
+_VERSION = 2
 _REJECTIONS_SHOWN = 5
 
 Batches = dict[str, dict[str, int]]  # segment's number -> batch -> prompts planned
@@ -35,6 +36,8 @@ class Counted:
     version: int = _VERSION
     next_segment: int = 0
     is_sealed: bool = False
+    last_prompts: str = ""  # key of the last segment's prompts: it ends in their hash
+    last_commit: str = ""  # key of the one that was counted last
     uncommitted: Batches = field(default_factory=dict)
     untokenized: Batches = field(default_factory=dict)  # committed, no shard seen
     num_quarantined: int = 0
@@ -57,6 +60,7 @@ class Counted:
         """The plan's next one."""
         self.next_segment = segment.number + 1
         self.is_sealed |= segment.sealed
+        self.last_prompts = segment.prompts or self.last_prompts
         sizes = {planned.batch: len(planned.prompt_keys) for planned in segment.batches}
         if sizes:
             self.uncommitted[str(segment.number)] = sizes
@@ -72,6 +76,7 @@ class Counted:
         number = _take(self.uncommitted, commit.segment, commit.batch)
         self.untokenized.setdefault(str(commit.segment), {})[commit.batch] = number
         self.num_commits += 1
+        self.last_commit = RunKeys(commit.run).commit(commit.segment, commit.batch)
         self.completed += commit.num_rows
         self.failed += len(commit.rejected)
         self.input_tokens += commit.input_tokens
@@ -88,11 +93,13 @@ class Counted:
             self.notes[name] = self.notes.get(name, 0) + int(count)
         self._show_rejections(commit)
 
-    def add_tokenized(self, segment: int, batches: Iterable[str]) -> None:
-        """These have a shard, or will never have one."""
-        for batch in batches:
-            if batch in self.untokenized.get(str(segment), {}):
-                _take(self.untokenized, segment, batch)
+    def add_tokenized(self, segment: int, batches: Iterable[str]) -> int:
+        """These have a shard, or will never have one; return how many were new."""
+        waiting = self.untokenized.get(str(segment), {})
+        new = [batch for batch in batches if batch in waiting]
+        for batch in new:
+            _take(self.untokenized, segment, batch)
+        return len(new)
 
     def forget_before(self, now_s: float) -> None:
         """What the rate looks at no more."""
@@ -119,7 +126,10 @@ def read_counted(store: Store, run: str) -> Counted:
         counted = decode(Counted, value)
     except (Missing, Corrupt, orjson.JSONDecodeError):
         return Counted()
-    return counted if counted.version == _VERSION else Counted()
+    is_ours = counted.version == _VERSION and all(
+        store.exists(key) for key in (counted.last_prompts, counted.last_commit) if key
+    )
+    return counted if is_ours else Counted()
 
 
 def write_counted(store: Store, run: str, counted: Counted) -> None:

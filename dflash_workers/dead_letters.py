@@ -11,8 +11,8 @@ import logging
 import time
 
 from dflash_workers.contract.errors import FleetError
-from dflash_workers.contract.hints import translated_redis
 from dflash_workers.contract.keys import DEAD_KEPT
+from dflash_workers.contract.queues import translated_redis
 from dflash_workers.contract.records import Json
 from dflash_workers.worksite import Site
 

@@ -24,7 +24,7 @@ import orjson
 import redis
 
 from dflash_workers.contract.errors import FleetError, Missing, NotEnough, Transient
-from dflash_workers.contract.hints import check_redis
+from dflash_workers.contract.queues import check_redis
 from dflash_workers.contract.settings import Settings
 from dflash_workers.contract.store import open_store
 from dflash_workers.launcher import Child, spawn

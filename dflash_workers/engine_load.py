@@ -16,7 +16,8 @@ from http.client import HTTPException
 import orjson
 
 from dflash_workers.contract.errors import FleetError
-from dflash_workers.contract.hints import Hints, translated_redis
+from dflash_workers.contract.hints import Hints
+from dflash_workers.contract.queues import translated_redis
 from dflash_workers.contract.records import Json
 from dflash_workers.contract.settings import Settings
 

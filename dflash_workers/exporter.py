@@ -18,8 +18,8 @@ from pathlib import Path
 
 from dflash_workers.contract.control import RunState
 from dflash_workers.contract.errors import FleetError, Missing, QueueUnavailable
-from dflash_workers.contract.hints import Hints
 from dflash_workers.contract.keys import RunKeys
+from dflash_workers.contract.queues import Queues
 from dflash_workers.contract.records import Json
 from dflash_workers.contract.store import Store
 from dflash_workers.exposition import Numbers
@@ -68,14 +68,16 @@ class Exporter:
     """Measures in one thread; what it measured last may be read from any."""
 
     def __init__(
-        self, store: Store, hints: Hints, runs: Sequence[str], progress_file: Path | None = None
+        self, store: Store, queues: Queues, runs: Sequence[str], progress_file: Path | None = None
     ) -> None:
         """Raises Missing where there is no such run. `progress_file`: a copy of the first run's
         progress.json on this disk.
         """
-        self._store, self._hints = store, hints
+        self._store, self._queues = store, queues
         self._runs = [
-            _Run(Overview(store, hints, run), ProgressWriter(hints.redis, hints.keys, store, run))
+            _Run(
+                Overview(store, queues, run), ProgressWriter(queues.redis, queues.keys, store, run)
+            )
             for run in runs
         ]
         self._progress_file = progress_file
@@ -136,7 +138,7 @@ class Exporter:
             numbers.put("dflash_fleet_state", state == status["status"], run, state)
         numbers.put_all("dflash_fleet_rejections", _bounded(status["rejections"]), run)
         numbers.put_all("dflash_fleet_cost_usd", status["cost_usd"], run)
-        numbers.put_all("dflash_fleet_dead_letters", count_dead(self._hints), run)
+        numbers.put_all("dflash_fleet_dead_letters", count_dead(self._queues), run)
         lags = {lag["name"]: lag["num_behind"] for lag in status["trainers"]}
         numbers.put_all("dflash_fleet_trainer_lag_shards", lags, run)
         self._add_workers(numbers, run)
@@ -144,7 +146,7 @@ class Exporter:
         return numbers
 
     def _add_workers(self, numbers: Numbers, run: str) -> None:
-        figures = figures_of(read_beats(self._hints.redis, self._hints.keys))
+        figures = figures_of(read_beats(self._queues.redis, self._queues.keys))
         by_state = {name: figures["workers"].get(name, 0) for name in _WORKER_STATES}
         numbers.put_all("dflash_fleet_workers", by_state, run)
         for name, theirs in (

@@ -26,8 +26,8 @@ import redis
 
 from dflash_workers.claims import Claim
 from dflash_workers.contract.errors import QueueUnavailable
-from dflash_workers.contract.hints import translated_redis
 from dflash_workers.contract.keys import JOURNAL_S, RedisKeys
+from dflash_workers.contract.queues import translated_redis
 from dflash_workers.contract.records import Answer
 from dflash_workers.notes import Ended, Note, Partial, digest_of, pack, rank_of, unpack
 from dflash_workers.round_trips import Command, RoundTrips

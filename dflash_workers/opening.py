@@ -32,8 +32,9 @@ from dflash_workers.breaker import Breaker
 from dflash_workers.canary import check_engine
 from dflash_workers.claims import Claims, Timing
 from dflash_workers.contract.errors import BadInput, Conflict, EngineUnavailable
-from dflash_workers.contract.hints import Hints, check_redis, open_hints, open_redis
+from dflash_workers.contract.hints import Hints, open_hints
 from dflash_workers.contract.keys import RunKeys
+from dflash_workers.contract.queues import check_redis, open_redis
 from dflash_workers.contract.settings import Settings
 from dflash_workers.contract.store import Store, open_store
 from dflash_workers.engine import Engine, Patience

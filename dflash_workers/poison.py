@@ -23,9 +23,9 @@ import uuid_utils
 
 from dflash_workers.claims import Claim
 from dflash_workers.contract.errors import Corrupt, FleetError, QueueUnavailable
-from dflash_workers.contract.hints import translated_redis
 from dflash_workers.contract.keys import JOURNAL_S, RedisKeys
 from dflash_workers.contract.lines import dump, load
+from dflash_workers.contract.queues import translated_redis
 from dflash_workers.contract.records import Prompt
 
 log = logging.getLogger(__name__)

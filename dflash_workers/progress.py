@@ -21,12 +21,12 @@ import redis.lock
 
 from dflash_workers.contract.commit import read_commit
 from dflash_workers.contract.errors import Corrupt, Missing
-from dflash_workers.contract.hints import translated_redis
 from dflash_workers.contract.keys import RedisKeys, RunKeys
 from dflash_workers.contract.lines import dump, load
 from dflash_workers.contract.plan import read_segments
+from dflash_workers.contract.queues import translated_redis
 from dflash_workers.contract.store import Store
-from dflash_workers.counted import Counted, read_counted, write_counted
+from dflash_workers.counted import Batches, Counted, read_counted, write_counted
 from dflash_workers.roll import Roll
 from dflash_workers.throughput import (
     Noted,
@@ -78,6 +78,7 @@ class Meter:
         self._store = store
         self._run = run
         self.counted: Counted = read_counted(store, run)
+        self.num_unkept = 0  # commits counted here that nobody has kept the count of
 
     @property
     def is_sealed(self) -> bool:
@@ -103,34 +104,41 @@ class Meter:
         for segment in read_segments(self._store, self._run, self.counted.next_segment):
             self.counted.add_segment(segment)
         with ThreadPoolExecutor(_NUM_READERS) as readers:
-            open_segments = [int(number) for number in self.counted.uncommitted]
-            found = readers.map(self._newly_committed, open_segments)
+            begun = self._begun(RunKeys(self._run).commits, self.counted.uncommitted)
+            found = readers.map(self._newly_committed, begun)
             new = [at for batches in found for at in batches]
             some = new[:_READ_AT_ONCE]
             for commit in readers.map(lambda at: read_commit(self._store, self._run, *at), some):
                 self.counted.add_commit(commit)
+        self.num_unkept += len(some)
         return len(some) == len(new)
 
     def look_for_shards(self) -> None:
         """Count the commits that have a shard by now, or are in quarantine. Raises
         StoreUnavailable.
         """
-        keys, segments = RunKeys(self._run), [int(number) for number in self.counted.untokenized]
-        if not segments:
-            return
-        with ThreadPoolExecutor(_NUM_READERS) as readers:
-            prefixes = [f"{keys.tokens}{number:06d}/" for number in segments]
-            for number, batches in zip(segments, readers.map(self._names, prefixes), strict=True):
-                self.counted.add_tokenized(number, batches)
-        quarantined = list(self._store.list(f"{keys.tokens}quarantine/"))
-        self.counted.num_quarantined = len(quarantined)
-        for key, _size in quarantined:
-            segment, name = key.rsplit("/", 2)[1:]
-            self.counted.add_tokenized(int(segment), [name.removesuffix(".json")])
+        tokens = RunKeys(self._run).tokens
+        for number, batches in self._names_by_segment(tokens):
+            self.counted.add_tokenized(number, batches)
+        for number, batches in self._names_by_segment(f"{tokens}quarantine/"):
+            self.counted.num_quarantined += self.counted.add_tokenized(number, batches)
 
     def keep(self) -> None:
         """Write what is counted, for who counts next."""
         write_counted(self._store, self._run, self.counted)
+        self.num_unkept = 0
+
+    def _begun(self, prefix: str, batches: Batches) -> list[int]:
+        """Of these segments those with anything below the prefix; the others need no listing."""
+        there = set(self._store.folders(prefix)) if batches else set()
+        return [int(number) for number in batches if f"{int(number):06d}" in there]
+
+    def _names_by_segment(self, prefix: str) -> list[tuple[int, list[str]]]:
+        """What there is of the segments that have commits without a shard."""
+        begun = self._begun(prefix, self.counted.untokenized)
+        with ThreadPoolExecutor(_NUM_READERS) as readers:
+            names = readers.map(self._names, [f"{prefix}{number:06d}/" for number in begun])
+            return list(zip(begun, names, strict=True))
 
     def _newly_committed(self, segment: int) -> list[tuple[int, str]]:
         names = self._names(f"{RunKeys(self._run).commits}{segment:06d}/")

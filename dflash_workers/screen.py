@@ -119,7 +119,15 @@ def _shards(status: Json) -> str:
 
 
 def _trainers(trainers: Sequence[Json]) -> str:
-    return ", ".join(f"{lag['name']}: {lag['num_behind']:,} shards behind" for lag in trainers)
+    return ", ".join(f"{lag['name']}: {_place(lag)}" for lag in trainers)
+
+
+def _place(lag: Json) -> str:
+    steps = f"step {lag['step']:,} of {lag['num_steps']:,}"
+    if lag["is_finished"]:
+        return f"finished, {steps}"
+    behind = f"{lag['num_behind']:,} shards behind"
+    return f"{behind}, {steps} kept" if lag["num_steps"] else behind
 
 
 def _workers(workers: Sequence[Json]) -> Table:

@@ -1,19 +1,22 @@
 """What `dflash-fleet status` shows: a run's truth from S3, and what Redis says about who works.
 
 From <- progress.Meter, the run's orders and prices, claims' sets, heartbeats, dead letters; to ->
-cli, screen and exporter. Reads only. An Overview that is kept reads again only what is new.
+cli, screen and exporter. An Overview that is kept reads again only what is new, and one that had to
+count many commits keeps the count for the next. It writes nothing else.
 """
 
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from dataclasses import asdict
 
 import celeryconfig
 from dflash_workers.contract.control import Control, RunState
-from dflash_workers.contract.hints import Hints, translated_redis
+from dflash_workers.contract.errors import AccessDenied
 from dflash_workers.contract.plan import read_spec
 from dflash_workers.contract.prices import stored_prices
+from dflash_workers.contract.queues import Queues, translated_redis
 from dflash_workers.contract.records import Json, encode
 from dflash_workers.contract.store import Store
 from dflash_workers.heartbeats import read_beats
@@ -22,15 +25,16 @@ from dflash_workers.progress import RUNNING, Meter
 from dflash_workers.throughput import read_noted
 
 NUM_ERRORS = 5
+_MANY_COMMITS = 200  # read in less than a second: of a run with workers those of the last seconds
 
 
 class Overview:
     """One run, looked at again and again."""
 
-    def __init__(self, store: Store, hints: Hints, run: str) -> None:
+    def __init__(self, store: Store, queues: Queues, run: str) -> None:
         """Raises Missing where there is no such run."""
         self.run = run
-        self._store, self._hints = store, hints
+        self._store, self._queues = store, queues
         self._queue = celeryconfig.generate_queue(read_spec(store, run).target.fingerprint())
         self._meter = Meter(store, run)
         self._control = Control(store, run)
@@ -38,11 +42,12 @@ class Overview:
 
     def read(self) -> Json:
         """Progress by its own names, then what it is made of, then Redis' figures."""
-        with translated_redis(self._hints.where):
-            noted = read_noted(self._hints.redis, self._hints.keys, self.run)
+        with translated_redis(self._queues.where):
+            noted = read_noted(self._queues.redis, self._queues.keys, self.run)
         state = self._control.state()
         measured, outlook = self._meter.measure_with_outlook(noted)
         self._meter.look_for_shards()
+        self._keep_count()
         progress, expected = encode(measured), encode(outlook)
         if state is not RunState.ACTIVE:
             progress["eta_hours"] = expected["eta_low_hours"] = expected["eta_high_hours"] = None
@@ -60,17 +65,23 @@ class Overview:
             "errors": self._errors(),
         }
 
+    def _keep_count(self) -> None:
+        """Of a run that no worker counts, such as an imported one, each look would read it all."""
+        if self._meter.num_unkept >= _MANY_COMMITS:
+            with suppress(AccessDenied):  # who may only read counts again
+                self._meter.keep()
+
     def _queue_figures(self) -> Json:
-        hints = self._hints
-        with translated_redis(hints.where):
-            beats = read_beats(hints.redis, hints.keys)
+        queues = self._queues
+        with translated_redis(queues.where):
+            beats = read_beats(queues.redis, queues.keys)
             return {
                 "queue": self._queue,
-                "num_queued": hints.num_queued(self._queue),
-                "num_pending": int(hints.redis.zcard(hints.keys.pending(self.run))),
-                "num_inflight": int(hints.redis.zcard(hints.keys.inflight(self.run))),
+                "num_queued": queues.num_queued(self._queue),
+                "num_pending": int(queues.redis.zcard(queues.keys.pending(self.run))),
+                "num_inflight": int(queues.redis.zcard(queues.keys.inflight(self.run))),
                 "workers": [{"slot": beat.slot, **beat.facts} for beat in beats],
-                "tokenizer_up": bool(hints.redis.exists(hints.keys.tokenizers)),
+                "tokenizer_up": bool(queues.redis.exists(queues.keys.tokenizers)),
             }
 
     def _counted(self) -> Json:
@@ -93,7 +104,7 @@ class Overview:
             {"at": r["at"], "what": f"rejected {r['id']!r}: {r['reason']}: {r['detail']}"}
             for r in self._meter.counted.last_rejections
         ]
-        for reason, letters in read_dead(self._hints, NUM_ERRORS).items():
+        for reason, letters in read_dead(self._queues, NUM_ERRORS).items():
             errors += [
                 {"at": letter["at"], "what": f"dead letter ({reason}): {letter['error']}"}
                 for letter in letters
@@ -101,25 +112,25 @@ class Overview:
         return sorted(errors, key=lambda error: -error["at"])[:NUM_ERRORS]
 
 
-def read_status(store: Store, hints: Hints, run: str) -> Json:
+def read_status(store: Store, queues: Queues, run: str) -> Json:
     """One look, by a new observer."""
-    return Overview(store, hints, run).read()
+    return Overview(store, queues, run).read()
 
 
-def read_dead(hints: Hints, num_newest: int) -> dict[str, list[Json]]:
+def read_dead(queues: Queues, num_newest: int) -> dict[str, list[Json]]:
     """The newest dead letters of each reason."""
-    prefix = hints.keys.dead("")
+    prefix = queues.keys.dead("")
     found: dict[str, list[Json]] = {}
-    with translated_redis(hints.where):
-        for key in hints.redis.scan_iter(match=f"{prefix}*", count=1000):
-            letters = hints.redis.lrange(key, 0, num_newest - 1)
+    with translated_redis(queues.where):
+        for key in queues.redis.scan_iter(match=f"{prefix}*", count=1000):
+            letters = queues.redis.lrange(key, 0, num_newest - 1)
             found[key.decode().removeprefix(prefix)] = [json.loads(text) for text in letters]
     return found
 
 
-def count_dead(hints: Hints) -> dict[str, int]:
+def count_dead(queues: Queues) -> dict[str, int]:
     """How many are kept of each reason."""
-    prefix = hints.keys.dead("")
-    with translated_redis(hints.where):
-        keys = list(hints.redis.scan_iter(match=f"{prefix}*", count=1000))
-        return {k.decode().removeprefix(prefix): int(hints.redis.llen(k)) for k in keys}
+    prefix = queues.keys.dead("")
+    with translated_redis(queues.where):
+        keys = list(queues.redis.scan_iter(match=f"{prefix}*", count=1000))
+        return {k.decode().removeprefix(prefix): int(queues.redis.llen(k)) for k in keys}

@@ -16,8 +16,8 @@ import uuid
 from dataclasses import dataclass, field
 
 from dflash_workers import watchdog
-from dflash_workers.contract.hints import translated_redis
 from dflash_workers.contract.keys import WORKER_S
+from dflash_workers.contract.queues import translated_redis
 from dflash_workers.goodbye import Goodbye
 from dflash_workers.heirs import Heirs
 from dflash_workers.watchdog import Verdict, View, Watchdog

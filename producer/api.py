@@ -24,8 +24,9 @@ from dflash_workers.contract.chat import open_chat, tokenizer_sha256
 from dflash_workers.contract.commit import committed_batches, read_commit, read_rows
 from dflash_workers.contract.control import Control, RunState
 from dflash_workers.contract.errors import Conflict, FleetError, QueueUnavailable
-from dflash_workers.contract.hints import Hints, check_redis, open_hints
+from dflash_workers.contract.hints import Hints, open_hints
 from dflash_workers.contract.plan import read_spec
+from dflash_workers.contract.queues import check_redis
 from dflash_workers.contract.records import Refusal, Row, RunSpec
 from dflash_workers.contract.settings import Settings, load_settings
 from dflash_workers.contract.store import Store, open_store

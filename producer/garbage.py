@@ -18,9 +18,10 @@ from itertools import groupby
 from dflash_workers.contract.commit import committed_batches, read_commit
 from dflash_workers.contract.control import Control, RunState
 from dflash_workers.contract.errors import Conflict
-from dflash_workers.contract.hints import Hints, translated_redis
+from dflash_workers.contract.hints import Hints
 from dflash_workers.contract.keys import RunKeys
 from dflash_workers.contract.plan import read_segments
+from dflash_workers.contract.queues import translated_redis
 from dflash_workers.contract.store import Store
 
 NUM_WORKERS = 16

@@ -2,8 +2,8 @@
 
 Reads plan/log/ and commits/ in S3, which are the truth; tells enqueue.py, reconcile.py, finished.py
 and api.py which batches still lack a commit. Each segment is read once, and commits are listed for
-segments that are not complete. Prompts are counted, not rows of generations: one is planned again
-only after its rejection was committed, so at most one batch without a commit holds it.
+segments that have some and not all. Prompts are counted, not rows of generations: one is planned
+again only after its rejection was committed, so at most one batch without a commit holds it.
 """
 
 from __future__ import annotations
@@ -60,8 +60,10 @@ class Ledger:
         """Take in new segments and new commits."""
         for segment in read_segments(self.store, self.run, self.num_segments):
             self.take_in(segment)
+        there = set(self.store.folders(RunKeys(self.run).commits)) if self.open else set()
+        begun = [number for number in self.open if f"{number:06d}" in there]
         with ThreadPoolExecutor(NUM_LISTERS) as listers:
-            committed = dict(zip(self.open, listers.map(self._committed, self.open), strict=True))
+            committed = dict(zip(begun, listers.map(self._committed, begun), strict=True))
         for number, batches in committed.items():
             for batch in batches:
                 self.open[number].sizes.pop(batch, None)

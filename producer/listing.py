@@ -7,7 +7,6 @@ schema or somebody else's is listed with what is wrong with it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import asdict
 
 from dflash_workers.contract.control import Control
@@ -18,27 +17,14 @@ from dflash_workers.contract.records import Json
 from dflash_workers.contract.store import Store
 from producer.ledger import Ledger
 
-_LAST = "\U0010ffff"  # sorts behind every character that a key may have
-
 
 def list_runs(store: Store) -> dict[str, Json]:
     """By name: target, state, whether sealed, and counts; or `error`."""
     return {
         name: _read_run(store, name)
-        for name in run_names(store)
+        for name in store.folders("")
         if store.exists(RunKeys(name).spec)
     }
-
-
-def run_names(store: Store) -> Iterator[str]:
-    """Every folder in the bucket, by one short listing each."""
-    after = ""
-    while entry := next(store.list("", after=after), None):
-        name, slash, _ = entry[0].partition("/")
-        if slash:
-            yield name
-        # Behind all that is in the run, in whichever way a store orders "a/x" and "a-1/x".
-        after = f"{name}/{_LAST}" if slash else name
 
 
 def _read_run(store: Store, name: str) -> Json:

@@ -16,8 +16,9 @@ from itertools import groupby
 from typing import cast
 
 from dflash_workers.contract.control import Control, RunState
-from dflash_workers.contract.hints import Hints, task_id, translated_redis
+from dflash_workers.contract.hints import Hints, task_id
 from dflash_workers.contract.keys import LEASE_MS, batch_name, parse_batch_name
+from dflash_workers.contract.queues import translated_redis
 from dflash_workers.contract.records import BatchMessage
 from producer.ledger import Ledger
 

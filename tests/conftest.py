@@ -19,7 +19,8 @@ import redis
 from filelock import FileLock
 
 from dflash_workers.contract.errors import FleetError, Missing
-from dflash_workers.contract.hints import Hints, open_hints, open_redis
+from dflash_workers.contract.hints import Hints, open_hints
+from dflash_workers.contract.queues import open_redis
 from dflash_workers.contract.settings import Settings
 from dflash_workers.contract.store import Store, open_store
 from dflash_workers.embedded import S3Login, start_redis, start_s3

@@ -7,26 +7,21 @@ that a lost hint is noticed. See celeryconfig.py for names and priorities.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import compress, islice
-from urllib.parse import urlsplit
 
 import celery
 import kombu.exceptions
 import orjson
-import redis
-import redis.exceptions
 
 import celeryconfig
-from dflash_workers.contract.errors import AccessDenied, BadUsage, QueueUnavailable
-from dflash_workers.contract.keys import RedisKeys, batch_name
+from dflash_workers.contract.errors import QueueUnavailable
+from dflash_workers.contract.keys import batch_name
+from dflash_workers.contract.queues import Queues, first_line, open_queues, translated_redis
 from dflash_workers.contract.records import BatchMessage, encode
 from dflash_workers.contract.settings import Settings
-
-_READ_AT_ONCE = 1000  # messages of about 1 KB
 
 _SENT_AT_ONCE = 100
 
@@ -46,13 +41,10 @@ return marked
 
 
 @dataclass(frozen=True, slots=True)
-class Hints:
+class Hints(Queues):
     """Sends hints. Safe to share between threads."""
 
-    redis: redis.Redis
-    keys: RedisKeys
     app: celery.Celery
-    where: str
 
     def offer(
         self,
@@ -67,7 +59,7 @@ class Hints:
         """
         num_sent = 0
         waiting = iter(messages)
-        with translated_redis(self.where), self._sender() as kombu_producer:
+        with _translated(self.where), self._sender() as kombu_producer:
             mark = self.redis.register_script(_MARK_PENDING)
             publish = _prepared(self.app, kombu_producer, queue, priority)
             while chunk := list(islice(waiting, _SENT_AT_ONCE)):
@@ -80,7 +72,7 @@ class Hints:
 
     def give_back(self, message: BatchMessage, queue: str) -> None:
         """Send a hint that goes first in line; the caller moves the batch in the claims."""
-        with translated_redis(self.where), self.app.producer_or_acquire() as kombu_producer:
+        with _translated(self.where), self.app.producer_or_acquire() as kombu_producer:
             self._send(message, queue, celeryconfig.PRIORITY_GIVEN_BACK, kombu_producer)
 
     def tell_tokenizers(self, messages: Iterable[BatchMessage]) -> int:
@@ -90,7 +82,7 @@ class Hints:
         """
         queue, priority = celeryconfig.TOKENIZE_QUEUE, celeryconfig.PRIORITY_ORDINARY
         num_told = 0
-        with translated_redis(self.where), self.app.producer_or_acquire() as kombu_producer:
+        with _translated(self.where), self.app.producer_or_acquire() as kombu_producer:
             task = celeryconfig.TOKENIZE_TASK
             publish = _prepared(self.app, kombu_producer, queue, priority, task)
             for message in messages:
@@ -104,26 +96,6 @@ class Hints:
             is_read = bool(self.redis.exists(self.keys.tokenizers))
         if is_read:
             self.tell_tokenizers([message])
-
-    def num_queued(self, queue: str) -> int:
-        """Messages waiting in the queue, all priorities together."""
-        with translated_redis(self.where):
-            return sum(int(self.redis.llen(name)) for name in _lists_of(queue))
-
-    def queued_names(self, queue: str) -> set[str]:
-        """The hints waiting in the queue, each as "<run>/<segment>/<batch>".
-
-        Messages come in on a list's left and leave on its right, so that a reading from the left
-        misses none that stays, whatever comes and goes meanwhile.
-        """
-        names: set[str] = set()
-        with translated_redis(self.where):
-            for name in _lists_of(queue):
-                at = 0
-                while chunk := self.redis.lrange(name, at, at + _READ_AT_ONCE - 1):
-                    names.update(map(_id_in, chunk))
-                    at += len(chunk)
-        return names
 
     def _names(self, messages: list[BatchMessage]) -> tuple[list[str], list[str]]:
         """KEYS and ARGV of the script that marks them pending."""
@@ -187,88 +159,20 @@ def _prepared(
     return publish
 
 
-def _lists_of(queue: str) -> list[str]:
-    """kombu's Redis lists of a queue, one per priority step."""
-    steps = celeryconfig.PRIORITY_STEPS
-    return [queue if step == 0 else f"{queue}\x06\x16{step}" for step in steps]
-
-
-def _id_in(message: bytes | str) -> str:
-    try:
-        return str(orjson.loads(message)["headers"]["id"])
-    except (orjson.JSONDecodeError, LookupError, TypeError):
-        return ""  # not of our making
-
-
-def open_redis(settings: Settings, *, timeout_s: float = 30) -> redis.Redis:
-    """A client that answers in bytes. Connects lazily: call `check_redis` to find out early."""
-    try:
-        client = redis.Redis.from_url(
-            settings.broker_url,
-            decode_responses=False,
-            socket_timeout=timeout_s,
-            socket_connect_timeout=min(timeout_s, 10),
-            socket_keepalive=True,
-            health_check_interval=25,
-        )
-        client.connection_pool.make_connection()  # finds unknown options without connecting
-        _check_database(settings.broker_url)
-    except (TypeError, ValueError) as error:
-        # Not the error's own words: they may hold a part of the password.
-        raise BadUsage(
-            f"DFLASH_REDIS_URL {settings.public_redis_url()!r} is no Redis URL: write "
-            "redis://:PASSWORD@HOST:PORT/0, with /, @ and : in the password percent-encoded"
-        ) from error
-    return client
-
-
-def _check_database(url: str) -> None:
-    """Raises ValueError. redis-py takes database 0 where the URL names one that there isn't."""
-    where = urlsplit(url)
-    if where.scheme in ("redis", "rediss") and not re.fullmatch(r"(/\d*)?", where.path):
-        raise ValueError(f"database {where.path!r}")
-
-
-def check_redis(client: redis.Redis, settings: Settings) -> None:
-    """Raise now, in one clear line, what the first real call would have raised later."""
-    with translated_redis(settings.public_redis_url()):
-        client.ping()
-
-
 def open_hints(settings: Settings) -> Hints:
     """A sender from settings."""
     app = celery.Celery("dflash", broker=settings.broker_url, set_as_current=False)
     app.config_from_object("celeryconfig")
     app.conf.update(broker_url=settings.broker_url)
-    return Hints(
-        open_redis(settings), RedisKeys(settings.redis_prefix), app, settings.public_redis_url()
-    )
+    looked_at = open_queues(settings)
+    return Hints(looked_at.redis, looked_at.keys, looked_at.where, app)
 
 
 @contextmanager
-def translated_redis(where: str) -> Iterator[None]:
-    """Redis' and kombu's errors as ours. `where` is a URL without its password."""
+def _translated(where: str) -> Iterator[None]:
+    """Redis' and kombu's errors as ours."""
     try:
-        yield
-    except redis.exceptions.AuthenticationError as error:
-        raise AccessDenied(
-            f"Redis at {where} refused the password: check DFLASH_REDIS_URL"
-        ) from error
-    except (redis.exceptions.ConnectionError, redis.exceptions.TimeoutError) as error:
-        raise QueueUnavailable(
-            f"Redis at {where} can't be reached: {_first_line(error)}"
-        ) from error
-    except redis.exceptions.ResponseError as error:
-        if str(error).startswith(("NOAUTH", "WRONGPASS", "NOPERM")):
-            raise AccessDenied(f"Redis at {where} refused: {_first_line(error)}") from error
-        if str(error).startswith("OOM"):
-            raise QueueUnavailable(f"Redis at {where} is full (maxmemory)") from error
-        raise QueueUnavailable(f"Redis at {where} answered: {_first_line(error)}") from error
+        with translated_redis(where):
+            yield
     except kombu.exceptions.KombuError as error:
-        raise QueueUnavailable(
-            f"Redis at {where} can't be reached: {_first_line(error)}"
-        ) from error
-
-
-def _first_line(error: BaseException) -> str:
-    return str(error).split("\n", 1)[0]
+        raise QueueUnavailable(f"Redis at {where} can't be reached: {first_line(error)}") from error

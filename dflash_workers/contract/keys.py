@@ -18,7 +18,7 @@ S3, below <prefix>/<run>/ ("once": written with If-None-Match: *, never changed 
     tokens/<version>/compact/<attempt>.arrow compact, once      the samples of many shards
     tokens/<version>/compact/<n>.json        compact, once      which shards those hold
     progress.json                            one worker at a time, by lease
-    counted.json.zst                         the same, replaced what progress.json was counted from
+    counted.json.zst                         the same, `status` what progress.json was counted from
     prices.json                              estimate, replaced what a GPU costs
     probe/<random>                           worker's start     removed at once
     train/<name>/order/<n>.json              trainer, once      OrderEntry: the next shards to use

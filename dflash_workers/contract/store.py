@@ -8,18 +8,22 @@ repeat with the same bytes.
 
 from __future__ import annotations
 
+import functools
+import gzip
 import hashlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
 
-import boto3
 import botocore.config
 import botocore.exceptions
+import botocore.loaders
 import botocore.session
 import botocore.utils
+import orjson
 
 from dflash_workers.contract.errors import (
     AccessDenied,
@@ -70,7 +74,7 @@ _NO_ANSWER = (
 
 @dataclass(frozen=True, slots=True)
 class Store:
-    """One bucket and prefix. Safe to share between threads (boto3 clients are)."""
+    """One bucket and prefix. Safe to share between threads (botocore's clients are)."""
 
     client: S3Client
     bucket: str
@@ -127,6 +131,17 @@ class Store:
             ):
                 for entry in page.get("Contents", []):
                     yield entry["Key"].removeprefix(self._full("")), entry["Size"]
+
+    def folders(self, prefix: str) -> Iterator[str]:
+        """The names below `prefix`, which ends in "/" or is empty, that have something below them:
+        one request for a thousand of them, whatever they hold.
+        """
+        pages = self.client.get_paginator("list_objects_v2")
+        full = self._full(prefix)
+        with self._translated(f"list {prefix}"):
+            for page in pages.paginate(Bucket=self.bucket, Prefix=full, Delimiter="/"):
+                for entry in page.get("CommonPrefixes", []):
+                    yield entry["Prefix"].removeprefix(full).removesuffix("/")
 
     def delete(self, key: str) -> None:
         """Remove `key`; nothing happens where it is not there."""
@@ -198,16 +213,17 @@ def open_store(settings: Settings, *, max_attempts: int = 5) -> Store:
         read_timeout=60,
         tcp_keepalive=True,
         max_pool_connections=32,
-        # boto3's default trailing checksums break stores that don't know aws-chunked bodies.
+        # botocore's default trailing checksums break stores that don't know aws-chunked bodies.
         request_checksum_calculation="when_required" if settings.s3_endpoint else "when_supported",
         response_checksum_validation="when_required" if settings.s3_endpoint else "when_supported",
         s3={"addressing_style": "path" if settings.s3_endpoint else "auto"},
     )
     session = botocore.session.get_session()
+    session.register_component("data_loader", _models())
     parsers = session.get_component("response_parser_factory")
     parsers.set_parser_defaults(timestamp_parser=_parse_time)
     try:
-        client = boto3.session.Session(botocore_session=session).client(
+        client = session.create_client(
             "s3",
             endpoint_url=settings.s3_endpoint or None,
             region_name=settings.s3_region,
@@ -220,7 +236,26 @@ def open_store(settings: Settings, *, max_attempts: int = 5) -> Store:
             f"DFLASH_S3_ENDPOINT {settings.s3_endpoint!r} can't be used with these keys and "
             f"settings: {error}"
         ) from error
-    return Store(client, settings.s3_bucket, settings.s3_prefix.strip("/"), settings.s3_endpoint)
+    where = (settings.s3_bucket, settings.s3_prefix.strip("/"), settings.s3_endpoint)
+    return Store(cast("S3Client", client), *where)
+
+
+class _ModelFiles(botocore.loaders.JSONFileLoader):
+    """botocore's descriptions of S3, parsed in a quarter of the time that its own way takes."""
+
+    def load_file(self, file_path: str) -> Any:
+        """None where there is no such file."""
+        for path, opened in ((f"{file_path}.json", open), (f"{file_path}.json.gz", gzip.open)):
+            if Path(path).is_file():
+                with opened(path, "rb") as file:
+                    return orjson.loads(file.read())
+        return None
+
+
+@functools.cache
+def _models() -> botocore.loaders.Loader:
+    """Read once in a process, however many stores it opens."""
+    return botocore.loaders.Loader(file_loader=_ModelFiles())
 
 
 def _parse_time(value: Any) -> Any:

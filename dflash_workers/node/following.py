@@ -22,8 +22,8 @@ import redis
 from redis.exceptions import LockError
 
 from dflash_workers.contract.errors import FleetError, Transient
-from dflash_workers.contract.hints import translated_redis
 from dflash_workers.contract.keys import TURN_S, WORKER_S, RedisKeys
+from dflash_workers.contract.queues import translated_redis
 from dflash_workers.contract.serving import NONE, ServingEntry, ServingLog
 from dflash_workers.promotion.observing import LEFT_OUT
 from dflash_workers.server import EngineConfig

@@ -20,10 +20,10 @@ import orjson
 import psutil
 
 from dflash_workers.contract.errors import BadInput, Corrupt
-from dflash_workers.contract.hints import check_redis, open_redis
 from dflash_workers.contract.keys import DRAFTERS
 from dflash_workers.contract.plan import read_spec
 from dflash_workers.contract.provenance import PROVENANCE, check_made_with
+from dflash_workers.contract.queues import check_redis, open_redis
 from dflash_workers.contract.records import Json, RunSpec
 from dflash_workers.contract.serving import NONE
 from dflash_workers.contract.settings import Settings

@@ -16,8 +16,8 @@ import orjson
 import zstandard
 
 from dflash_workers.contract.errors import FleetError
-from dflash_workers.contract.hints import open_redis, translated_redis
 from dflash_workers.contract.keys import RedisKeys
+from dflash_workers.contract.queues import open_redis, translated_redis
 from dflash_workers.contract.records import Json
 from dflash_workers.contract.settings import Settings
 from dflash_workers.contract.store import Store

@@ -21,8 +21,8 @@ from contextlib import contextmanager
 from types import FrameType
 
 from dflash_workers.contract.errors import FleetError
-from dflash_workers.contract.hints import open_redis, translated_redis
 from dflash_workers.contract.keys import RedisKeys
+from dflash_workers.contract.queues import open_redis, translated_redis
 from dflash_workers.contract.records import Json
 from dflash_workers.contract.serving import ServingLog
 from dflash_workers.contract.settings import Settings

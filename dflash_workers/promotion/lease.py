@@ -13,8 +13,8 @@ import redis
 from redis.exceptions import LockError
 
 from dflash_workers.contract.errors import Conflict, FleetError
-from dflash_workers.contract.hints import translated_redis
 from dflash_workers.contract.keys import PROMOTER_S, RedisKeys
+from dflash_workers.contract.queues import translated_redis
 
 log = logging.getLogger(__name__)
 

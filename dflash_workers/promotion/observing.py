@@ -17,8 +17,8 @@ from typing import cast
 
 import redis
 
-from dflash_workers.contract.hints import translated_redis
 from dflash_workers.contract.keys import RedisKeys
+from dflash_workers.contract.queues import translated_redis
 from dflash_workers.heartbeats import Beat, read_beats
 
 FULL_SHARE = 0.8  # of an engine's limit

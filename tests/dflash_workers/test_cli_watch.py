@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import os
-import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -19,22 +17,29 @@ from dflash_workers.cli_watch import app
 from dflash_workers.contract.errors import BadInput
 from dflash_workers.contract.hints import Hints
 from dflash_workers.contract.settings import Settings
-from dflash_workers.embedded import free_ports
 from dflash_workers.worker import Worker
-from tests.batches import until
 from tests.dflash_workers.conftest import OPTIONS
-from tests.dflash_workers.test_exporter import scrape
 from tests.planned import Plan, prompt
 
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.mark.parametrize("verb", ["status", "flower", "exporter"])
+@pytest.mark.parametrize("verb", ["status", "flower"])
 def test_every_verb_explains_itself_with_an_example(verb: str) -> None:
     shown = CliRunner().invoke(app, [verb, "--help"])
 
     assert shown.exit_code == 0
     assert "dflash-fleet " + verb in shown.output
+
+
+def test_a_look_loads_nothing_of_what_sends_works_or_exports() -> None:
+    unwanted = ["celery.app", "kombu", "boto3", "numpy", "prometheus_client", "transformers"]
+    program = "import sys, fleet; fleet.verbs_of('dflash_workers.cli_watch'); "
+    program += f"print([name for name in {unwanted} if name in sys.modules])"
+
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True)
+
+    assert done.stdout.strip() == "[]", done.stderr
 
 
 def test_status_says_what_s3_and_redis_know(
@@ -77,25 +82,3 @@ def test_a_person_gets_a_screen_and_no_object(plan: Plan, settings: Settings) ->
 
     both = CliRunner().invoke(app, ["status", "--watch", "--json"], env=environ)
     assert isinstance(both.exception, BadInput)
-
-
-@pytest.mark.slow
-def test_the_exporter_answers_prometheus_and_keeps_progress_until_it_is_told_to_end(
-    plan: Plan, settings: Settings, tmp_path: Path
-) -> None:
-    plan.add([prompt("say:a")])
-    (port,) = free_ports(1)
-    file = tmp_path / "progress.json"
-    own = {k: v for k, v in settings.environment().items() if v}
-    verb = [sys.executable, "-m", "fleet", "exporter", "--port", f"{port}"]
-    flags = ["--every-s", "0.2", "--progress-file", str(file)]
-    child = subprocess.Popen([*verb, *flags], cwd=ROOT, env=os.environ | own)
-    try:
-        until(file.exists)
-        assert scrape(port)["dflash_fleet_planned_prompts"] == {(settings.run,): 1}
-        assert orjson.loads(file.read_bytes())["total"] == 1
-        child.send_signal(signal.SIGTERM)
-        assert child.wait(timeout=30) == 0
-    finally:
-        child.kill()
-        child.wait()

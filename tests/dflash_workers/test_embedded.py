@@ -16,7 +16,7 @@ import pytest
 
 from dflash_workers import embedded
 from dflash_workers.contract.errors import AccessDenied, Missing, NotEnough
-from dflash_workers.contract.hints import check_redis, open_redis
+from dflash_workers.contract.queues import check_redis, open_redis
 from dflash_workers.contract.settings import Settings
 from dflash_workers.contract.store import Store, open_store
 from dflash_workers.embedded import embedded_services, start_redis, start_s3

@@ -158,17 +158,46 @@ def test_who_counts_next_goes_on_where_the_last_one_was(plan: Plan, store: Store
     assert meter.counted.uncommitted == {"0": {third.batch: 2}}
 
 
-def test_a_segment_that_is_done_is_never_listed_again(plan: Plan, store: Store) -> None:
+def test_a_segment_is_listed_only_while_it_is_begun_and_not_done(plan: Plan, store: Store) -> None:
     (done,) = plan.add(*batches(2))
-    plan.add([prompt("open")])
+    begun, _open = plan.add([prompt("begun")], [prompt("open")])
+    plan.add([prompt("later")])
     commit(store, done, 2)
+    commit(store, begun, 1)
     meter = Meter(store, plan.spec.run)
     meter.measure()
     asked = asked_of(store)
 
     meter.measure()
 
-    assert [name for name in asked if name.startswith("commits/")] == ["commits/000001/"]
+    assert [name for name in asked if name.startswith("commits/")] == [
+        "commits/",
+        "commits/000001/",
+    ]
+
+
+@pytest.mark.parametrize("removed", ["plan", "commits"])
+def test_a_run_that_was_removed_and_planned_anew_is_counted_anew(
+    plan: Plan, store: Store, removed: str
+) -> None:
+    run = plan.spec.run
+    (first,) = plan.add(*batches(4))
+    commit(store, first, 4)
+    former = Meter(store, run)
+    former.measure()
+    former.keep()
+
+    if removed == "plan":
+        for key, _size in list(store.list(f"{run}/plan/")):
+            store.delete(key)
+        plan.num_segments = 0
+        plan.add([prompt("another")], [prompt("one")])
+    else:
+        store.delete(RunKeys(run).commit(0, first.batch))
+
+    progress = measure(store, run)
+    expected = (2, 0) if removed == "plan" else (4, 0)
+    assert (progress.total, progress.completed) == expected
 
 
 def test_a_long_backlog_is_counted_in_steps_and_by_whoever_has_counted_more(

@@ -46,7 +46,11 @@ STATUS: dict[str, Any] = {
     "cost_usd": {"h200": 27.2},
     "num_untokenized": 2,
     "num_quarantined": 1,
-    "trainers": [{"name": "first", "num_shards": 4, "num_behind": 1}],
+    "trainers": [
+        {"name": "first", "num_behind": 1, "step": 0, "num_steps": 0, "is_finished": False},
+        {"name": "next", "num_behind": 3, "step": 50, "num_steps": 2000, "is_finished": False},
+        {"name": "over", "num_behind": 0, "step": 70, "num_steps": 70, "is_finished": True},
+    ],
     "errors": [{"at": 0.0, "what": "rejected 'q1': poison: it\nkills \x1b[31mengines"}],
 }
 
@@ -70,7 +74,8 @@ def shown(**changes: Any) -> str:
         "7 poison, 3 context_length",
         "7 hints, 8 batches wait, 2 held, 12 prompts of these noted",
         "5 made, 2 commits behind, 1 in quarantine",
-        "first: 1 shards behind",
+        "first: 1 shards behind, next: 3 shards behind, step 50 of 2,000 kept",
+        "over: finished, step 70 of 70",
         "paused: engine: it is gone",
         "50%",
         "3.20",

@@ -18,7 +18,7 @@ from dflash_workers.contract.settings import Settings
 from dflash_workers.contract.store import Store
 from dflash_workers.status import Overview, read_status
 from tests.batches import until
-from tests.dflash_workers.test_progress import NAMES, batches, commit
+from tests.dflash_workers.test_progress import NAMES, asked_of, batches, commit
 from tests.planned import Plan, prompt
 
 
@@ -126,7 +126,7 @@ def test_the_newest_troubles_are_told_with_their_reasons(
     ]
 
 
-def test_a_trainer_is_as_many_shards_behind_as_its_order_does_not_name(
+def test_a_trainer_is_as_many_shards_behind_as_its_order_does_not_name_until_it_has_ended(
     plan: Plan, store: Store, hints: Hints
 ) -> None:
     messages = plan.add(*batches(*[1] * 9))
@@ -138,14 +138,21 @@ def test_a_trainer_is_as_many_shards_behind_as_its_order_does_not_name(
         entry = {"num_shards": number + 1}
         store.put_new(f"{keys.train('eager')}order/{number:06d}.json", json.dumps(entry).encode())
     store.put_new(f"{keys.train('late')}order/000000.json", b'{"num_shards": 2}')
+    for name, step in (("late", 5), ("over", 7)):
+        steps = [{"step": number + 1, "num_steps": 7, "loss": 1.0} for number in range(step)]
+        body = b"".join(json.dumps(line).encode() + b"\n" for line in steps)
+        store.replace(f"{keys.train(name)}metrics.jsonl", body)
+    store.put_new(f"{keys.train('over')}order/000000.json", b'{"num_shards": 4}')
     store.put_new(f"{keys.train('other')}checkpoints/1/state.json", b"{}")
 
     status = read_status(store, hints, plan.spec.run)
 
     assert status["num_untokenized"] == 0
-    assert status["trainers"] == [
-        {"name": "eager", "num_shards": 6, "num_behind": 3},
-        {"name": "late", "num_shards": 2, "num_behind": 7},
+    names = ("name", "num_shards", "num_behind", "step", "num_steps", "is_finished")
+    assert [tuple(lag[name] for name in names) for lag in status["trainers"]] == [
+        ("eager", 6, 3, 0, 0, False),
+        ("late", 2, 7, 5, 7, False),
+        ("over", 4, 0, 7, 7, True),
     ]
 
 
@@ -165,3 +172,47 @@ def test_a_dead_worker_is_shown_no_longer_than_its_heartbeat_lasts(
     until(lambda: not redis_client.exists(*keys))
 
     assert [*seen, len(overview.read()["workers"])] == [10, 0]
+
+
+def test_who_had_to_count_many_commits_keeps_the_count_for_the_next(
+    plan: Plan, store: Store, hints: Hints, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dflash_workers.status._MANY_COMMITS", 3)
+    messages = plan.add(*batches(*[1] * 5))
+    for message in messages[:2]:
+        commit(store, message, 1)
+    few = read_status(store, hints, plan.spec.run)
+    kept_few = store.exists(RunKeys(plan.spec.run).counted)
+    for message in messages[2:]:
+        commit(store, message, 1)
+
+    many = read_status(store, hints, plan.spec.run)
+    asked = asked_of(store)
+    again = read_status(store, hints, plan.spec.run)
+
+    assert (few["completed"], kept_few) == (2, False)
+    assert many["completed"] == again["completed"] == 5
+    assert not [name for name in asked if name.startswith("commits/0")]
+
+
+def test_a_look_asks_s3_as_often_of_a_large_run_as_of_a_small_one(
+    plan: Plan, store: Store, hints: Hints
+) -> None:
+    run = plan.spec.run
+    plan.add([prompt("open")])
+    overview = Overview(store, hints, run)
+    asked, num_asked = asked_of(store), []
+
+    for _ in range(3):
+        for number in range(3):
+            for message in plan.add(*batches(1, 1), [prompt(f"{plan.num_segments} {number}")]):
+                commit(store, message, 1)
+                store.put_new(RunKeys(run).shard(message.segment, message.batch), b"arrow")
+        plan.add([prompt(f"open {plan.num_segments}")])
+        overview.read()
+        asked.clear()
+        status = overview.read()
+        num_asked.append(len(asked))
+
+    assert (status["completed"], status["total"]) == (27, 31)
+    assert num_asked == [num_asked[0]] * 3

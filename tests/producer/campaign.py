@@ -177,3 +177,12 @@ def _row(prompt: Prompt) -> Row:
         tools=prompt.tools,
         answers=[answer],
     )
+
+
+def requests_of(store: Store) -> list[str]:
+    """The operations that S3 is asked for from now on, pages and attempts one by one."""
+    asked: list[str] = []
+    store.client.meta.events.register(
+        "before-send.s3", lambda event_name, **_: asked.append(event_name.rpartition(".")[2])
+    )
+    return asked

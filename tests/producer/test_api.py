@@ -22,7 +22,7 @@ from dflash_workers.contract.settings import Settings
 from producer.api import EnqueueOptions, Run, RunOptions, preview
 from producer.enqueue import queue_of
 from producer.ledger import Ledger
-from producer.listing import run_names
+from producer.listing import list_runs
 from tests.producer.conftest import CommitBatch, RowsFile
 
 
@@ -209,4 +209,4 @@ def test_all_runs_of_a_bucket_are_listed(settings: Settings, model_dir: Path) ->
         with Run.create(dataclasses.replace(settings, run=name), model_dir) as run:
             run.enqueue(rows(2))
 
-    assert sorted(run_names(run.store)) == sorted(names)
+    assert sorted(list_runs(run.store)) == sorted(names)

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import dataclasses
 import tracemalloc
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -11,7 +12,7 @@ from dflash_workers.contract.keys import RunKeys
 from dflash_workers.contract.lines import dump
 from dflash_workers.contract.records import PlannedBatch, Refusal
 from producer.audit import Audit, BatchLook, Fates, Outcome, audit
-from tests.producer.campaign import Campaign, prompts
+from tests.producer.campaign import Campaign, prompts, requests_of
 
 REFUSALS = (Refusal("rows.jsonl:9", "no_messages", "", "{}"),)
 
@@ -217,3 +218,16 @@ def test_a_million_prompts_are_kept_in_little_memory() -> None:
     fates.count_into(result)
     assert result.num_completed == num_prompts
     assert kept_bytes < 200 * num_prompts
+
+
+def test_each_batch_costs_three_reads_and_no_listing_of_its_own(campaign: Campaign) -> None:
+    asked, costs = requests_of(campaign.store), []
+    for num_batches in (2, 6):
+        for message in campaign.plan(*[prompts(f"{num_batches}-{n}") for n in range(num_batches)]):
+            campaign.commit(message)
+        asked.clear()
+        assert audit(campaign.store, campaign.run).is_whole
+        costs.append(Counter(asked))
+
+    more = costs[1] - costs[0]
+    assert more == {"GetObject": 1 + 6 * 3}  # a segment; its prompts, commits and data

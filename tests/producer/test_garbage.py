@@ -11,7 +11,7 @@ from dflash_workers.contract.records import Refusal
 from producer.audit import audit
 from producer.garbage import Garbage, find_garbage, remove
 from producer.reconcile import name_of
-from tests.producer.campaign import Campaign, prompts
+from tests.producer.campaign import Campaign, prompts, requests_of
 
 REFUSALS = (Refusal("rows.jsonl:9", "no_messages", "", "{}"),)
 
@@ -102,3 +102,15 @@ def test_a_cancelled_run_loses_data_without_a_commit_once_nobody_works_on_it(
 
 def test_an_empty_run_has_no_garbage(campaign: Campaign) -> None:
     assert found(campaign) == []
+
+
+def test_a_batch_with_one_data_object_costs_no_request(campaign: Campaign) -> None:
+    asked, costs = requests_of(campaign.store), []
+    for num_batches in (2, 6):
+        for message in campaign.plan(*[prompts(f"{num_batches}-{n}") for n in range(num_batches)]):
+            campaign.commit(message)
+        asked.clear()
+        assert find_garbage(campaign.store, campaign.hints, campaign.run) == []
+        costs.append(Counter(asked))
+
+    assert costs[1] - costs[0] == {"GetObject": 1}  # the second segment

@@ -84,3 +84,23 @@ def test_who_reads_the_log_reads_it_for_the_ledger_too(
     assert ledger.uncommitted() == [second]
     assert ledger.progress() == Progress(3, 1, 2, 1, sealed=False)
     assert reads == [RunKeys(campaign.run).segment(1)]  # whether there are more
+
+
+def test_a_refresh_lists_only_segments_that_are_begun_and_not_done(campaign: Campaign) -> None:
+    done = campaign.plan(prompts("a"), prompts("b"))
+    begun, _open = campaign.plan(prompts("c"), prompts("d"))
+    for number in range(5):
+        campaign.plan(prompts(f"later {number}"))
+    for message in (*done, begun):
+        campaign.commit(message)
+    ledger = Ledger(campaign.store, campaign.run)
+    ledger.refresh()
+    listed: list[str] = []
+    campaign.store.client.meta.events.register(
+        "provide-client-params.s3.ListObjectsV2",
+        lambda params, **_: listed.append(params["Prefix"].rpartition("/commits/")[2]),
+    )
+
+    ledger.refresh()
+
+    assert listed == ["", "000001/"]

@@ -4,7 +4,7 @@ import pytest
 
 from dflash_workers.contract.control import Action, Control
 from dflash_workers.contract.keys import RunKeys
-from producer.listing import list_runs, run_names
+from producer.listing import list_runs
 from tests.producer.campaign import Campaign, prompts, spec_of
 
 
@@ -18,7 +18,7 @@ def test_runs_are_found_by_name_whatever_else_lies_in_the_bucket(campaign: Campa
         another(campaign, name).plan(prompts("a"))
     campaign.store.replace("a-loose-file", b"")
 
-    assert set(run_names(campaign.store)) == names
+    assert set(list_runs(campaign.store)) == names
 
 
 def test_each_run_is_listed_with_its_state_and_counts(campaign: Campaign) -> None:

@@ -12,7 +12,7 @@ from dflash_workers.contract.errors import QueueUnavailable
 from dflash_workers.contract.records import BatchMessage
 from producer.ledger import Ledger
 from producer.reconcile import LEASE_S, Reconciler, lost_hints, name_of, offer
-from tests.producer.campaign import Campaign, prompts
+from tests.producer.campaign import Campaign, prompts, requests_of
 
 
 @pytest.fixture
@@ -248,3 +248,20 @@ def test_a_look_at_20000_batches_takes_seconds(campaign: Campaign, clock: list[f
     assert (first, second) == (0, 0)
     print(f"two looks at 20,000 batches: {took_s:.1f} s")
     assert took_s < 60
+
+
+def test_a_look_asks_as_often_of_a_large_run_as_of_a_small_one(
+    campaign: Campaign, clock: list[float]
+) -> None:
+    reconciler = reconciler_of(campaign)
+    asked, num_asked = requests_of(campaign.store), []
+    for number in range(3):
+        for message in campaign.plan(*[prompts(f"{number}-{n}") for n in range(2)]):
+            campaign.commit(message)
+        campaign.plan(prompts(f"open {number}"))
+        looks(reconciler, clock, 1)
+        asked.clear()
+        looks(reconciler, clock, 1)
+        num_asked.append(len(asked))
+
+    assert num_asked == [num_asked[0]] * 3

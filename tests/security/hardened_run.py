@@ -27,7 +27,7 @@ import psutil
 from typer.testing import CliRunner
 
 from dflash_workers.contract.errors import FleetError
-from dflash_workers.contract.hints import check_redis, open_redis
+from dflash_workers.contract.queues import check_redis, open_redis
 from dflash_workers.contract.settings import Settings
 from dflash_workers.contract.store import open_store
 from dflash_workers.embedded import free_ports

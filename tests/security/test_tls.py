@@ -9,7 +9,8 @@ import kombu.pools
 import pytest
 
 from dflash_workers.contract.errors import QueueUnavailable
-from dflash_workers.contract.hints import check_redis, open_hints, open_redis
+from dflash_workers.contract.hints import open_hints
+from dflash_workers.contract.queues import check_redis, open_redis
 from dflash_workers.contract.records import BatchMessage
 from dflash_workers.contract.settings import Settings
 from tests.security.certificates import Authority, make_certificate

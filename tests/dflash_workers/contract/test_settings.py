@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from dflash_workers.contract.errors import BadInput, BadUsage
-from dflash_workers.contract.hints import open_redis
+from dflash_workers.contract.queues import open_redis
 from dflash_workers.contract.settings import Settings, load_settings
 
 

@@ -227,3 +227,21 @@ def _answering(status: int, code: str) -> Iterator[Store]:
 def _free_port() -> int:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         return int(taken.getsockname()[1])
+
+
+def test_folders_are_named_whatever_they_hold(store: Store) -> None:
+    for key in ("a/1", "a/2/3", "a-1/x", "a0/x", "b/c/d", "loose", "b/loose"):
+        store.put_new(key, b"")
+
+    assert sorted(store.folders("")) == ["a", "a-1", "a0", "b"]
+    assert [list(store.folders(prefix)) for prefix in ("b/", "nothing/")] == [["c"], []]
+
+
+def test_folders_go_past_one_page(store: Store) -> None:
+    for number in range(5):
+        store.put_new(f"{number}/x", b"")
+    store.client.meta.events.register(
+        "provide-client-params.s3.ListObjectsV2", lambda params, **_: params | {"MaxKeys": 2}
+    )
+
+    assert list(store.folders("")) == ["0", "1", "2", "3", "4"]

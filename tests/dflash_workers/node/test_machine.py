@@ -21,7 +21,7 @@ import pytest
 import redis
 
 from dflash_workers.contract.errors import BadInput
-from dflash_workers.contract.hints import open_redis
+from dflash_workers.contract.queues import open_redis
 from dflash_workers.contract.serving import PROMOTE, ServingLog
 from dflash_workers.contract.settings import Settings
 from dflash_workers.contract.store import Store
