@@ -23,7 +23,7 @@ UNKNOWN = "unknown"  # a source that no plan names
 
 @dataclass(frozen=True, slots=True, eq=False)
 class HeldOut:
-    """All of a run, in a fixed order that says nothing of the prompts."""
+    """Of a run, as many as were asked for, in a fixed order that says nothing of the prompts."""
 
     store: Store
     spec: RunSpec
@@ -45,12 +45,14 @@ class HeldOut:
         return {key: found.get(key, UNKNOWN) for key in keys}
 
 
-def read_heldout(settings: Settings) -> HeldOut:
-    """Raises Missing, and Conflict where the model at hand is not the run's target."""
+def read_heldout(settings: Settings, most: int) -> HeldOut:
+    """At most so many samples. Raises Missing, and Conflict where the model at hand is not the
+    run's target.
+    """
     store, run = open_store(settings), settings.require_run()
     spec = read_spec(store, run)
     check_target(spec, settings.model)
-    return HeldOut(store, spec, read_samples(store, run, heldout=True))
+    return HeldOut(store, spec, read_samples(store, run, heldout=True, most=most))
 
 
 def place_of(source: str) -> str:

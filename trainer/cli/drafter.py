@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import orjson
 import typer
 
 from dflash_workers.contract.errors import Draining
+from dflash_workers.contract.plan import read_spec
 from dflash_workers.contract.settings import Settings, load_settings
 from dflash_workers.contract.store import open_store
 from dflash_workers.contract.terminal import ExitCode, err, progress_bar, report
@@ -27,12 +29,13 @@ from trainer.cli.evaluation import (
     print_evaluation,
 )
 from trainer.cli.parity import parity_check
+from trainer.cli.showing import print_recipe, step_line
 from trainer.cli.words import AsJson, ModelDir, RunName, late
 from trainer.drafter.engines import ENGINES, NEWEST
 
 if TYPE_CHECKING:
     from trainer.evaluate import Evaluation
-    from trainer.online.recipe import TrainRecipe
+    from trainer.online.stopping import Stop
     from trainer.online.train import TrainReport
     from trainer.online.watching import StepRecord
 
@@ -59,26 +62,33 @@ def train(
         int, typer.Option(min=0, max=65535, help="Of Prometheus, on 127.0.0.1; 0: none.")
     ] = 0,
     tracker: Annotated[str, typer.Option(help="wandb or trackio, where one is installed.")] = "",
+    num_ranks: Annotated[
+        int, typer.Option("--ranks", min=1, help="Processes on this machine, one a GPU.")
+    ] = 1,
+    is_elastic: Annotated[
+        bool, typer.Option("--elastic", help="Where a rank dies, start all of them again.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Train a drafter on a run's shards; goes on where a stopped one was.
 
     Shards are followed as they come. Data that fail `dflash-fleet gate` are refused; what was
-    overridden stands in the checkpoint. On several GPUs: torchrun --nproc-per-node 4 -m
-    trainer.online.train -- ARGUMENTS; with --max-restarts 3 before -m, a rank that died starts all
-    of them again from the last checkpoint. Example: dflash-fleet train --run maths --model
-    ./smollm2 --out ./drafter --set num_steps=100
+    overridden stands in the checkpoint. On the GPUs of one machine: --ranks 4; on several machines:
+    torchrun ... -m trainer.online.train -- ARGUMENTS. Example: dflash-fleet train --run maths
+    --model ./smollm2 --out ./drafter --set num_steps=100
     """
     settings = load_settings({"run": run, "model": model})
     changes = [*(changes or []), *([f"num_steps={steps}"] if steps else [])]
     options = TrainOptions(name, overrides or [], start_from, metrics_port, tracker)
-    try:
-        done = train_drafter(settings, recipe, changes, out, options)
-    except Draining as error:  # asked to leave, and nothing is lost: not a failure
-        err.print(f"dflash-fleet: {error}", markup=False, soft_wrap=True)
-        return
-    if done:  # the leader's
-        report(dataclasses.asdict(done), as_json=as_json)
+    with _goodbye() as stop:
+        if num_ranks > 1 or is_elastic:
+            check_training(settings, recipe, changes, num_ranks)
+            stop.note_from_now_on()  # the launcher takes signals itself
+            arguments = sys.argv[sys.argv.index("train") + 1 :]
+            launching = late("trainer.online.launching")
+            launching.launch(arguments, num_ranks=num_ranks, out=out, is_elastic=is_elastic)
+        elif done := train_drafter(settings, recipe, changes, out, options):  # the leader's
+            report(dataclasses.asdict(done), as_json=as_json)
 
 
 @app.command()
@@ -140,6 +150,26 @@ def export(
     report({"export": str(out), "dtype": dtype, "engine": engine}, as_json=as_json)
 
 
+@contextmanager
+def _goodbye() -> Iterator[Stop]:
+    """Whoever is asked to leave says so once, and it is no failure: nothing is lost."""
+    try:
+        with late("trainer.online.stopping").stop_signals() as stop:
+            yield stop
+    except Draining as error:
+        if late("trainer.online.topology").read_launch(os.environ).rank == 0:
+            err.print(f"dflash-fleet: {error}", markup=False, soft_wrap=True)
+
+
+def check_training(settings: Settings, recipe: str, changes: Sequence[str], num_ranks: int) -> None:
+    """What every rank would find wrong, said once. Raises BadInput, Missing, Conflict."""
+    choices = late("trainer.recipes").named_recipe(recipe, changes)
+    topology = late("trainer.online.topology").Topology(num_ranks, choices.topology)
+    topology.check_step(choices.num_microbatches)
+    spec = read_spec(open_store(settings), settings.require_run())
+    late("trainer.online.fingerprint").check_target(spec, settings.model)
+
+
 @dataclass(frozen=True, slots=True)
 class TrainOptions:
     """What of `train` has a default."""
@@ -194,24 +224,6 @@ def train_drafter(
     return done
 
 
-def print_recipe(recipe: TrainRecipe) -> None:
-    """All choices, as they came to be."""
-    body = orjson.dumps(dataclasses.asdict(recipe), option=orjson.OPT_INDENT_2)
-    err.print(f"recipe {body.decode()}", markup=False, soft_wrap=True)
-
-
-def step_line(record: StepRecord) -> str:
-    """What of a step is worth a look while it goes by."""
-    total_s = sum(record.seconds.values()) or 1.0
-    shares = " ".join(f"{name} {s / total_s:.0%}" for name, s in record.seconds.items() if s)
-    mfu = "" if record.mfu is None else f" MFU {record.mfu:.0%}"
-    starving = f" ({record.starving} starves)" if record.starving else ""
-    return (
-        f"loss {record.loss:.2f} accept {record.accept_length:.2f} "
-        f"{record.tokens_per_s:,.0f} tok/s{mfu} {shares}{starving}"
-    )
-
-
 def export_checkpoint(
     checkpoint: Path,
     out: Path,
@@ -249,10 +261,10 @@ def measure_drafter(
     max_new_tokens: int,
     terms: DecodingTerms | None = None,
 ) -> Evaluation:
-    """`evaluate` on the run's first held-out prompts, every turn of a conversation one of them."""
-    heldout, module = late("trainer.heldout").read_heldout(settings), late("trainer.evaluate")
-    samples = heldout.samples[:num_prompts]
-    err.print(f"{len(heldout.samples)} held-out prompts, {len(samples)} are used", markup=False)
+    """`evaluate` on some of a run's held-out prompts, every turn of a conversation one of them."""
+    heldout = late("trainer.heldout").read_heldout(settings, num_prompts)
+    module, samples = late("trainer.evaluate"), heldout.samples
+    err.print(f"measuring on {len(samples)} held-out prompts", markup=False)
     sources = heldout.sources({s.prompt_key for s in samples})
     exports, terms = late("trainer.drafter.export"), terms or DecodingTerms()
     measured: Evaluation = module.evaluate(

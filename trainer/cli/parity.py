@@ -67,9 +67,9 @@ def parity_check(settings: Settings) -> Callable[[Path], Json]:
 def measure_parity(
     settings: Settings, export: Path, num_replays: int, max_new_tokens: int
 ) -> Parity:
-    """On a run's first held-out samples, with the whole target in fp32."""
+    """On some of a run's held-out samples, with the whole target in fp32."""
     torch, module = late("torch"), late("trainer.parity")
-    heldout = late("trainer.heldout").read_heldout(settings)
+    heldout = late("trainer.heldout").read_heldout(settings, num_replays)
     exports, targets = late("trainer.drafter.export"), late("trainer.online.target")
     config = exports.lint(export)
     exports.check_target(config, targets.target_config(settings.model).get_text_config())
@@ -82,7 +82,7 @@ def measure_parity(
     found: Parity = module.check_parity(
         export,
         target,
-        [module.Replay(s.ids.tolist(), s.prompt_len) for s in heldout.samples[:num_replays]],
+        [module.Replay(s.ids.tolist(), s.prompt_len) for s in heldout.samples],
         late("trainer.drafter.speculate").Limits(max_new_tokens, heldout.stop_ids),
     )
     return found

@@ -13,7 +13,8 @@ import typer
 
 from dflash_workers.contract.errors import AccessDenied, BadInput, NotEnough, QueueUnavailable
 from dflash_workers.contract.events import read_events
-from dflash_workers.contract.hints import open_hints, translated_redis
+from dflash_workers.contract.hints import open_hints
+from dflash_workers.contract.queues import translated_redis
 from dflash_workers.contract.records import Json
 from dflash_workers.contract.settings import Settings, load_settings
 from dflash_workers.contract.store import open_store

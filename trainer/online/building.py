@@ -35,6 +35,7 @@ from trainer.online.features import Features
 from trainer.online.ranks import Ranks
 from trainer.online.recipe import TrainJob, TrainRecipe
 from trainer.online.sharding import parts_like
+from trainer.online.splitting import target_group, whole_layers
 from trainer.online.step import Others, Stepper
 from trainer.online.stopwatch import Stopwatch
 from trainer.online.target import FrozenTarget, load_target, target_config
@@ -126,31 +127,51 @@ class Built:
         recipe, device = job.recipe, ranks.device
         self.watch = watch
         self.needs_teacher = recipe.loss.needs_teacher
-        has_layers = not (ranks.topology.is_paired and ranks.has_drafter)
         # bf16 is what the target is served in; a CPU computes it many times slower than fp32.
         self.dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
-        target = load_target(
-            job.model_dir,
-            state.config.target_layer_ids,
-            dtype=self.dtype,
-            device=device if has_layers else torch.device("cpu"),
-            recipe=recipe.target,
-        )
-        drafter = self._drafter(job, state.config, target) if ranks.has_drafter else None
+        target = self.open_target(job, state.config, ranks)
+        drafter = self.open_drafter(job, state.config, target) if ranks.has_drafter else None
         if not self.needs_teacher:
             target.cut()
         self.target_size: TargetSize = target_size(target)
-        if not has_layers:
+        if not _runs_target(ranks):
             del target.layers[:]
             target.model.to(device)
         self.ends = TargetEnds(target.embed, target.head_VD)
         self.eyes: Eyes | None = None
-        if has_layers:
+        if _runs_target(ranks):
             features = Features(target, recipe.data.keep_features_mb)
             self.eyes = Eyes(features, needs_teacher=self.needs_teacher)
         self.stepper: Stepper | None = None
         if drafter:
             self.stepper = self._stepper(drafter.to(device), job, state, found, ranks)
+
+    def open_target(self, job: TrainJob, config: DrafterConfig, ranks: Ranks) -> FrozenTarget:
+        """The whole target; on the host where none of its layers will run. Raises Missing and
+        BadInput.
+        """
+        if ranks.topology.ranks_per_target > 1 and not ranks.topology.is_paired:
+            raise BadInput("topology.num_ranks_per_target: give targets ranks of their own")
+        return load_target(
+            job.model_dir,
+            config.target_layer_ids,
+            dtype=self.dtype,
+            device=ranks.device if _runs_target(ranks) else torch.device("cpu"),
+            recipe=job.recipe.target,
+            group=target_group(ranks),
+        )
+
+    def open_drafter(self, job: TrainJob, config: DrafterConfig, target: FrozenTarget) -> Drafter:
+        """As training begins; `target` is whole, or this rank's part of a whole one."""
+        if job.start_from:
+            drafter = Drafter(config)
+            drafter.load_state_dict(read_published(job.start_from)[1])
+            return drafter
+        start = Start(job.recipe.seed, job.recipe.drafter.copy_target_layers)
+        layers = target.layers
+        if start.copies_target:
+            layers = whole_layers(layers, config.num_layers)
+        return untrained_drafter(config, start, layers, target.norm)
 
     def _stepper(
         self, drafter: Drafter, job: TrainJob, state: TrainState, found: Path | None, ranks: Ranks
@@ -181,14 +202,6 @@ class Built:
             fill_optimizer(drafter, stepper.optimizer, whole)
         return stepper
 
-    def _drafter(self, job: TrainJob, config: DrafterConfig, target: FrozenTarget) -> Drafter:
-        if job.start_from:
-            drafter = Drafter(config)
-            drafter.load_state_dict(read_published(job.start_from)[1])
-            return drafter
-        start = Start(job.recipe.seed, job.recipe.drafter.copy_target_layers)
-        return untrained_drafter(config, start, target.layers, target.norm)
-
 
 def _published_config(folder: Path, fitted: DrafterConfig) -> DrafterConfig:
     """Of a published drafter. Raises Conflict where it was made for a target of another shape."""
@@ -198,6 +211,10 @@ def _published_config(folder: Path, fitted: DrafterConfig) -> DrafterConfig:
         if ours != theirs:
             raise Conflict(f"{folder}: its {name} is {theirs}, this target's {ours}")
     return config
+
+
+def _runs_target(ranks: Ranks) -> bool:
+    return not (ranks.topology.is_paired and ranks.has_drafter)
 
 
 def _num_steps(recipe: TrainRecipe, walk: Walk) -> int:

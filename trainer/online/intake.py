@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import threading
 import time
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -26,10 +25,9 @@ from dflash_workers.contract.errors import BadInput, Corrupt, Missing, Transient
 from dflash_workers.contract.plan import read_spec
 from dflash_workers.contract.records import Json
 from dflash_workers.contract.store import Store
-from trainer.gate.judge import Gate
 from trainer.online.batches import DataRecipe, Place
 from trainer.online.naming import Namer
-from trainer.online.order import Found, Order, RefusedShard, Shard
+from trainer.online.order import Order, RefusedShard, Shard
 from trainer.online.packing import Lengths, rows_of_window, window_len
 from trainer.online.walk import Ints, Walk, Window, content_digest, trained_lengths
 from trainer.tokens.shards import Sample, read_shard
@@ -78,9 +76,6 @@ class ListIntake(Walk):
     def largest_id(self) -> int:
         return max(int(s.ids.max()) for s in self._samples)
 
-    def close(self) -> None:
-        """Nothing waits here."""
-
 
 @dataclass(frozen=True, slots=True)
 class RunSource:
@@ -105,9 +100,10 @@ class Intake(Walk):
         self._source = source
         self._vocab_size = read_spec(source.store, source.run).target.vocab_size
         self._order = Order(source.store, source.run, source.name)
-        self._namer = _namer(source, self._order) if source.is_leader else None
+        self._namer: Namer | None = None
+        if source.is_leader:
+            self._namer = Namer(source.store, source.run, self._order, source.overrides)
         self._on_wait = on_wait
-        self._closed = threading.Event()
         self._lengths: list[Lengths] = []  # of each shard of the order, as trained on
         self._is_enough = False
         self._sequences: dict[int, Ints] = {}  # of the later epochs
@@ -157,9 +153,6 @@ class Intake(Walk):
 
     def largest_id(self) -> int:
         return self._vocab_size - 1
-
-    def close(self) -> None:
-        self._closed.set()
 
     def _find_window(self, place: Place) -> Window | None:
         while (window := self._known_window(place)) is None:
@@ -233,8 +226,8 @@ class Intake(Walk):
         for refused in bad:
             if refused.key not in self._order.refused:
                 log.warning("shard %s is no longer trained on: %s", refused.key, refused.reason)
-        if bad and self._source.is_leader:
-            self._order.append(Found(refused=bad))
+        if bad and self._namer:
+            self._namer.refuse(bad)
         return {n: None if isinstance(x, RefusedShard) else x for n, x in found.items()}
 
     def _read(self, number: int) -> list[Sample] | RefusedShard:
@@ -265,8 +258,3 @@ class Intake(Walk):
             self._closed.wait(self._source.poll_s)
             self.starved_s += time.monotonic() - paused
         return None
-
-
-def _namer(source: RunSource, order: Order) -> Namer:
-    gate = Gate(source.store, source.run, overrides=source.overrides)
-    return Namer(source.store, source.run, order, gate)

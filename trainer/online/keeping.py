@@ -16,7 +16,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
-from dflash_workers.contract.errors import FleetError, Missing, Transient
+from dflash_workers.contract.errors import Corrupt, FleetError, Missing, Transient
 from dflash_workers.contract.store import Store
 from trainer.online.checkpoint import (
     FETCHING,
@@ -182,6 +182,17 @@ def best_checkpoint(folders: list[Path]) -> Path | None:
     """The one with the longest measured accept length, the newest of equals; None: none was
     measured.
     """
-    measured = [(read_state(folder).accept_length, folder) for folder in folders]
+    measured = [(measured_length(folder), folder) for folder in folders]
     known = [(length, folder) for length, folder in measured if length is not None]
     return max(known)[1] if known else None
+
+
+def measured_length(folder: Path) -> float | None:
+    """A checkpoint's accept length; None: it was not measured, or its state can't be read, which
+    is said and keeps nobody from saving.
+    """
+    try:
+        return read_state(folder).accept_length
+    except (Corrupt, Missing) as error:
+        log.warning("checkpoint %s counts as not measured: %s", folder.name, error)
+        return None

@@ -14,11 +14,12 @@ from __future__ import annotations
 import hashlib
 import logging
 import re
+from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
 
 from dflash_workers.contract.commit import committed_batches
 from dflash_workers.contract.control import Control, RunState
-from dflash_workers.contract.errors import Corrupt, Missing
+from dflash_workers.contract.errors import Corrupt, Missing, NotEnough
 from dflash_workers.contract.keys import RunKeys
 from dflash_workers.contract.plan import read_segments, read_spec
 from dflash_workers.contract.records import Json, RunSpec
@@ -32,8 +33,11 @@ log = logging.getLogger(__name__)
 
 SHARDS_OF_ENTRY = 64  # so many are read before training may go on with them
 NUM_READERS = 8
-# Rules of the gate that forbid to begin. Training that goes on does without the shards they name.
+# Rules of the gate that forbid to begin. Training that goes on does without the shards they name,
+# as long as those are few: more are no accident, but data that somebody should look at.
 OF_SHARDS = ("unreadable", "tokenizer_mismatch")
+FEW_REFUSED = 3  # shards
+MAX_REFUSED = 0.05  # of all shards so far
 
 _SHARD = re.compile(r"/(\d{6,})/([^/]+)\.arrow$")
 _QUARANTINED = re.compile(r"/quarantine/(\d{6,})/([^/]+)\.json$")
@@ -42,12 +46,17 @@ _QUARANTINED = re.compile(r"/quarantine/(\d{6,})/([^/]+)\.json$")
 class Namer:
     """Names one run's shards in one order. Used from one thread."""
 
-    def __init__(self, store: Store, run: str, order: Order, gate: Gate | None) -> None:
-        """Raises Missing where there is no such run. `gate`: None where it was passed before."""
+    def __init__(
+        self, store: Store, run: str, order: Order, overrides: Collection[str] = ()
+    ) -> None:
+        """`overrides`: rules of the gate that may fail. Raises Missing where there is no such run,
+        BadInput for an override that is no rule.
+        """
         self._store = store
         self._spec = read_spec(store, run)
         self._order = order
-        self._gate = gate
+        self._overrides = overrides
+        self._gate = Gate(store, run, overrides=overrides)
         self._plan = _Plan(store, run)
         self._backlog: list[str] = []
         self._report: Report | None = None  # what the gate found last
@@ -58,6 +67,13 @@ class Namer:
         """What the gate found last, for a checkpoint; empty before that."""
         return self._report.for_checkpoint() if self._report else {}
 
+    def refuse(self, bad: list[RefusedShard]) -> None:
+        """Note shards that went bad after they were named. Raises NotEnough where there are many of
+        the kind, StoreUnavailable.
+        """
+        self._order.append(Found(refused=bad))
+        self._check_refused()
+
     def advance(self) -> bool:
         """Name what is new, some at a time; whether anything was.
 
@@ -65,6 +81,7 @@ class Namer:
         """
         if self._order.follow():
             return True  # named by an earlier leader: it is used before more is looked for
+        self._check_refused()
         if self._order.is_finished:
             return False
         if self._backlog:
@@ -83,9 +100,6 @@ class Namer:
 
     def _is_passed(self, is_complete: bool) -> bool:
         """Whether the run may be trained on. Raises NotEnough where it must not."""
-        if self._gate is None:
-            self.lacks = self._plan.lacks()
-            return True
         report = self._gate.report_if_grown(self._plan.num_prompts)
         if report is None and is_complete:
             report = self._gate.report()
@@ -97,6 +111,18 @@ class Namer:
             self._report.check()
         self.lacks = self._plan.lacks()
         return True
+
+    def _check_refused(self) -> None:
+        num, total = len(self._order.refused), len(self._order.known)
+        if num <= max(FEW_REFUSED, MAX_REFUSED * total) or any(
+            rule in self._overrides for rule in OF_SHARDS
+        ):
+            return
+        key, reason = list(self._order.refused.items())[-1]
+        raise NotEnough(
+            f"{num} of {total} shards can't be trained on, too many for an accident; the last one: "
+            f"{key}: {reason}. To train all the same: --override {OF_SHARDS[0]}"
+        )
 
     def _name_some(self) -> bool:
         some = self._backlog[:SHARDS_OF_ENTRY]

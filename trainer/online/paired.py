@@ -28,13 +28,14 @@ ROOM = 2  # microbatches' features under way between two ranks: one in use, one 
 
 
 class Sender:
-    """A target's rank."""
+    """A target's rank; of a target that is split, each of its ranks, of which the first sends."""
 
     def __init__(self, ranks: Ranks, pantry: Pantry, eyes: Eyes, watch: Stopwatch) -> None:
         self.pantry = pantry
         self._ranks = ranks
         self._eyes = eyes
         self._watch = watch
+        self._sends = ranks.rank == ranks.topology.target_of(ranks.rank)[0]
         self._sent: deque[Sent] = deque()
 
     def serve(self, numbers: Iterable[int]) -> None:
@@ -47,8 +48,10 @@ class Sender:
         """One batch's features."""
         while len(self._sent) >= ROOM:
             self._settle_one()
-        with self._watch.phase(TARGET):
+        with self._watch.phase(TARGET), self._ranks.translated():
             seen = [t for t in self._eyes.look_at(self.pantry.serve(batch)) if t is not None]
+        if not self._sends:
+            return
         message = torch.cat(seen, dim=-1) if len(seen) > 1 else seen[0]
         self._sent.append(self._ranks.send(message, to))
 

@@ -5,11 +5,12 @@ summed) go over gloo; on GPUs features and gradients go over NCCL, unless ranks 
 NCCL refuses: then they go over gloo, by way of the host. A process by itself has no group, and
 every call is the identity. Invariant: all ranks call the same things in the same order, but for
 `send` and `receive`, whose order topology.py argues. A rank that is gone shows as a broken
-connection, at once, or by liveness.py.
+connection, at once, and is named by liveness.py, which also finds those that hang.
 """
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -20,12 +21,14 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from dflash_workers.contract.errors import Draining, Transient
-from trainer.online.liveness import Liveness
+from dflash_workers.contract.errors import Draining, LeaseLost, Transient
+from dflash_workers.contract.terminal import ExitCode
+from trainer.online.liveness import FAILED, LEFT, Liveness
 from trainer.online.topology import Launch, Topology
 
 # A rank may wait for one that compiles or starves; a dead one is found otherwise, and sooner.
 TIMEOUT = timedelta(minutes=30)
+IN_ORDER = (Draining, KeyboardInterrupt, LeaseLost)  # somebody asked to leave: no failure
 
 
 @dataclass(slots=True, eq=False)
@@ -34,11 +37,11 @@ class Sent:
 
     tensor: Tensor
     work: dist.Work
-    rank: int
+    ranks: Ranks
 
     def wait(self) -> None:
         """Until the other side has it. Raises Transient where that one is gone."""
-        with _translated(self.rank):
+        with self.ranks.translated():
             self.work.wait()
 
 
@@ -46,12 +49,10 @@ class Sent:
 class Awaited(Sent):
     """A tensor to come."""
 
-    device: torch.device
-
     def take(self) -> Tensor:
         """The tensor, once it is there. Raises Transient where the sender is gone."""
         self.wait()
-        return self.tensor.to(self.device)
+        return self.tensor.to(self.ranks.device)
 
 
 class Ranks:
@@ -61,7 +62,8 @@ class Ranks:
         self.rank = launch.rank
         self.topology = topology
         self.device = device
-        self.parts_in_order = True  # set to False where not all ranks come to their end
+        self.parts_in_order = False  # set to True while all ranks leave at one place
+        self.hurt = threading.Event()  # set once a connection to another rank is broken
         self._is_alone = topology.num_ranks == 1
         shares_gpus = launch.num_local_ranks > max(1, torch.cuda.device_count())
         self._over_host = device.type == "cuda" and shares_gpus
@@ -85,7 +87,7 @@ class Ranks:
         """Once, by all ranks."""
         if self._is_alone:
             return
-        with _translated(self.rank):
+        with self.translated():
             self._drafters = dist.new_group(self.topology.drafter_ranks)
 
     @property
@@ -97,7 +99,7 @@ class Ranks:
         """In place; called by drafters only."""
         if self.topology.num_drafters == 1:
             return
-        with _translated(self.rank):
+        with self.translated():
             staged = self._staged(tensor)
             dist.all_reduce(staged, group=self._drafters)
             if staged is not tensor:
@@ -107,7 +109,7 @@ class Ranks:
         """The leader's values to all drafters, in place; called by drafters only."""
         if self.topology.num_drafters == 1:
             return
-        with _translated(self.rank):
+        with self.translated():
             for tensor in tensors:
                 staged = self._staged(tensor)
                 dist.broadcast(staged, src=self.topology.leader, group=self._drafters)
@@ -118,7 +120,7 @@ class Ranks:
         """The leader's message, to all ranks; what the others pass is ignored."""
         if self._is_alone:
             return message
-        with _translated(self.rank):
+        with self.translated():
             size = torch.tensor([len(message)])
             dist.broadcast(size, src=self.topology.leader)
             if not int(size):
@@ -137,7 +139,7 @@ class Ranks:
         """
         if self._is_alone:
             return wishes
-        with _translated(self.rank):
+        with self.translated():
             before = [0.0] * len(wishes)
             if self._asked:
                 self._asked[1].wait()
@@ -148,25 +150,37 @@ class Ranks:
 
     def send(self, tensor: Tensor, to: int) -> Sent:
         """Start sending; the tensor must not change before it has arrived."""
-        with _translated(self.rank):
+        with self.translated():
             staged = self._staged(tensor).contiguous()
-            return Sent(staged, _started(dist.isend(staged, to)), self.rank)
+            return Sent(staged, _started(dist.isend(staged, to)), self)
 
     def receive(self, shape: tuple[int, ...], dtype: torch.dtype, sender: int) -> Awaited:
         """Start receiving."""
-        with _translated(self.rank):
+        with self.translated():
             device = torch.device("cpu") if self._over_host else self.device
             tensor = torch.empty(shape, dtype=dtype, device=device)
-            return Awaited(tensor, _started(dist.irecv(tensor, sender)), self.rank, self.device)
+            return Awaited(tensor, _started(dist.irecv(tensor, sender)), self)
 
     def finish(self) -> None:
         """What was asked last, and all ranks at one place; before a rank leaves in order."""
         if self._is_alone:
             return
-        with _translated(self.rank):
+        with self.translated():
             if self._asked:
                 self._asked[1].wait()
             dist.all_reduce(torch.zeros(1))
+
+    @contextmanager
+    def translated(self) -> Iterator[None]:
+        """Raises Transient where another rank is gone."""
+        try:
+            yield
+        except RuntimeError as error:
+            self.hurt.set()
+            raise Transient(
+                f"rank {self.rank}: another rank is gone, so training ends here; the same command "
+                f"goes on from the last checkpoint ({_gist(error)})"
+            ) from error
 
     def _staged(self, tensor: Tensor) -> Tensor:
         return tensor.cpu() if self._over_host else tensor
@@ -174,38 +188,52 @@ class Ranks:
 
 @contextmanager
 def join(launch: Launch, topology: Topology, device: torch.device) -> Iterator[Ranks]:
-    """Meet the other ranks; part from them at the end. Raises Transient where they don't come."""
+    """Meet the other ranks; part from them at the end. Raises Transient where they don't come, and
+    ends the process with 1, in order and without a word of its own, where one was lost on the way.
+    """
     ranks = Ranks(launch, topology, device)
     if topology.num_ranks == 1:
         yield ranks
         return
     is_over_gpus = device.type == "cuda" and not ranks._over_host
-    with _translated(launch.rank):
+    with ranks.translated():
         dist.init_process_group(
             "cpu:gloo,cuda:nccl" if is_over_gpus else "gloo",
             timeout=TIMEOUT,
             device_id=device if is_over_gpus else None,
         )
-    leaving = threading.Event()
-    watch = Liveness(launch, leaving)
     try:
-        ranks.form_groups()
+        with ranks.translated():
+            watch = Liveness(launch, ranks.hurt)
         watch.start()
-        try:
+        with _parting(ranks, watch):
+            ranks.form_groups()
             yield ranks
-        except (Draining, KeyboardInterrupt):  # all ranks leave so, before the same step
-            _part(ranks, leaving)
-            raise
-        _part(ranks, leaving)
     finally:
-        leaving.set()
-        watch.join()
         dist.destroy_process_group()
 
 
-def _part(ranks: Ranks, leaving: threading.Event) -> None:
+@contextmanager
+def _parting(ranks: Ranks, watch: Liveness) -> Iterator[None]:
+    """Have the others know how this rank leaves."""
+    try:
+        yield
+    except IN_ORDER:
+        _part(ranks, watch)
+        raise
+    except BaseException:
+        is_clear = ranks.hurt.is_set() and watch.wait_until_clear()
+        watch.end(LEFT if ranks.hurt.is_set() else FAILED)
+        watch.linger()
+        if is_clear:
+            sys.exit(ExitCode.COULD_NOT)
+        raise
+    _part(ranks, watch)
+
+
+def _part(ranks: Ranks, watch: Liveness) -> None:
     """Wait for the others, who may still need the store that this rank keeps."""
-    leaving.set()
+    watch.end(LEFT)
     if ranks.parts_in_order:
         ranks.finish()
 
@@ -213,17 +241,6 @@ def _part(ranks: Ranks, leaving: threading.Event) -> None:
 def _started(work: dist.Work | None) -> dist.Work:
     assert work is not None  # None is for ranks outside the group
     return work
-
-
-@contextmanager
-def _translated(rank: int) -> Iterator[None]:
-    try:
-        yield
-    except RuntimeError as error:
-        raise Transient(
-            f"rank {rank}: another rank is gone, so training ends here; the same command goes on "
-            f"from the last checkpoint ({_gist(error)})"
-        ) from error
 
 
 def _gist(error: Exception) -> str:

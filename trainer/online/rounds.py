@@ -142,18 +142,20 @@ class Rounds:
             last_loss=metrics.loss,
             accept_length=None,
         )
-        if self._recipe.is_evaluated(self.state.step):
-            length = self._measure(stepper, desk)
-            self.state = replace(self.state, accept_length=length)
-        seconds = self._watch.read()
-        if desk:
-            desk.recorder.note(
-                self.state,
-                metrics,
-                seconds,
-                starved_s=desk.starved_s(),
-                sender_wait_s=sender_wait_s,
-            )
+        try:
+            if self._recipe.is_evaluated(self.state.step):
+                length = self._measure(stepper, desk)
+                self.state = replace(self.state, accept_length=length)
+        finally:  # a rank that is lost meanwhile leaves a step that was taken
+            seconds = self._watch.read()
+            if desk:
+                desk.recorder.note(
+                    self.state,
+                    metrics,
+                    seconds,
+                    starved_s=desk.starved_s(),
+                    sender_wait_s=sender_wait_s,
+                )
         if self._recipe.is_saved(self.state.step) or self.state.is_finished:
             self.save(desk)
 

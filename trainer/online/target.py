@@ -7,7 +7,8 @@ output of that layer, transformers' `hidden_states[id + 1]`; the features of the
 in ascending order of their ids. Source: the published drafters' readers do the same. In a row of
 several documents each has the features that it has alone: transformers masks by the positions,
 which restart with each, as long as it is given no attention mask and keeps no cache. Recurrent
-layers don't look at positions: features.py gives those one document a row.
+layers don't look at positions: features.py gives those one document a row. Of a target that is
+split over ranks (splitting.py) every one of them has all features.
 
 B batch, L context length, D hidden, F features (layers * D), V vocab.
 """
@@ -20,11 +21,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
 from transformers.utils import logging
 
 from dflash_workers.contract.errors import BadInput, Missing
+from trainer.online.splitting import SplitLoader
 
 # Layer types that look at what the mask shows and at nothing else.
 MASKED_LAYERS = {"full_attention", "sliding_attention", "chunked_attention"}
@@ -116,16 +119,20 @@ def load_target(
     dtype: torch.dtype,
     device: torch.device,
     recipe: TargetRecipe | None = None,
+    group: dist.ProcessGroup | None = None,
 ) -> FrozenTarget:
-    """A model folder, frozen. Raises Missing, BadInput."""
+    """A model folder, frozen; of a `group`, whose ranks all call this, each rank's part. Raises
+    Missing, BadInput.
+    """
     recipe = recipe or TargetRecipe()
     options: dict[str, Any] = {"dtype": dtype}
     if recipe.attention != "auto":
         options["attn_implementation"] = recipe.attention
-    if recipe.tensor_parallel:
-        options["tp_plan"] = "auto"  # it puts each rank's part on its device itself
-    model = _read(AutoModelForCausalLM, model_dir, use_safetensors=True, **options)
-    if not recipe.tensor_parallel:
+    loader: Any = AutoModelForCausalLM
+    if group is not None:
+        loader = SplitLoader(group, device)
+    model = _read(loader, model_dir, use_safetensors=True, **options)
+    if group is None:
         model.to(device)
     if getattr(model.get_output_embeddings(), "bias", None) is not None:
         raise BadInput(f"{model_dir}: an output head with a bias is not supported")

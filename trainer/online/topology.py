@@ -1,17 +1,18 @@
 """Who makes features and who eats them: the division of a training run's ranks.
 
 `colocated`: every rank has the frozen target and the drafter, and feeds itself. `paired`: T targets
-feed D drafters at any ratio, features travel. Pure arithmetic, read by train.py and its two sides
-(colocated.py, paired.py) and by the intake, which builds a rank's own microbatches only.
+feed D drafters at any ratio, features travel. Either way a target may be split over several ranks
+(splitting.py), which look at a microbatch together. Pure arithmetic, read by train.py and its two
+sides (colocated.py, paired.py) and by the intake, which builds a rank's own microbatches only.
 
-The rule: microbatch g is eaten by drafter g mod D, and made by that drafter (colocated) or by
-target g mod T (paired). Every rank goes through its numbers in ascending order, and so posts its
-sends and receives in ascending order, with a bounded number of them open. Invariant: that never
-deadlocks, at no T:D. Take the smallest g that has not arrived. All that its maker was to send
-before it has arrived, so no full buffer keeps the maker from sending it; all that its eater was to
-eat before it has arrived, so the eater comes to it, unless it waits for the other drafters at the
-end of a step. Then g belongs to a later step, some drafter lacks a number of the earlier one, and
-that number is smaller than g: a contradiction.
+The rule: microbatch g is eaten by drafter g mod D, and made by that drafter's target (colocated) or
+by target g mod T (paired), of whose ranks the first one sends. Every rank goes through its numbers
+in ascending order, and so posts its sends and receives in ascending order, with a bounded number of
+them open. Invariant: that never deadlocks, at no T:D. Take the smallest g that has not arrived. All
+that its maker was to send before it has arrived, so no full buffer keeps the maker from sending it;
+all that its eater was to eat before it has arrived, so the eater comes to it, unless it waits for
+the other drafters at the end of a step. Then g belongs to a later step, some drafter lacks a number
+of the earlier one, and that number is smaller than g: a contradiction.
 """
 
 from __future__ import annotations
@@ -27,11 +28,16 @@ class TopologyRecipe:
     """How ranks are divided; their number is the launcher's."""
 
     num_targets: int = 0  # targets that feed the ranks left over; 0: colocated
+    num_ranks_per_target: int = 1  # tensor parallel, for a target that doesn't fit on one GPU
     shard_drafter: bool = False  # FSDP2 over the drafters: where weights and Adam's state don't fit
 
     def __post_init__(self) -> None:
         if self.num_targets < 0:
             raise BadInput(f"num_targets must be at least 0, not {self.num_targets}")
+        if self.num_ranks_per_target < 1:
+            raise BadInput(
+                f"num_ranks_per_target must be at least 1, not {self.num_ranks_per_target}"
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,12 +61,17 @@ class Topology:
     recipe: TopologyRecipe = field(default_factory=TopologyRecipe)
 
     def __post_init__(self) -> None:
-        """Raises BadInput where no rank is left for a drafter."""
+        """Raises BadInput where no rank is left for a drafter, or some for no whole target."""
         if self.num_drafters < 1:
             raise BadInput(
-                f"{self.recipe.num_targets} targets leave none of {self.num_ranks} ranks for a "
-                "drafter: start more processes (torchrun --nproc-per-node), or --set "
-                "topology.num_targets=0"
+                f"{self.recipe.num_targets} targets of {self.ranks_per_target} leave none of "
+                f"{self.num_ranks} ranks for a drafter: start more processes (torchrun "
+                "--nproc-per-node), or --set topology.num_targets=0"
+            )
+        if not self.is_paired and self.num_ranks % self.ranks_per_target:
+            raise BadInput(
+                f"{self.num_ranks} ranks can't be divided into targets of {self.ranks_per_target}: "
+                "start a multiple of topology.num_ranks_per_target"
             )
 
     @property
@@ -68,8 +79,12 @@ class Topology:
         return self.recipe.num_targets > 0
 
     @property
+    def ranks_per_target(self) -> int:
+        return self.recipe.num_ranks_per_target
+
+    @property
     def num_drafters(self) -> int:
-        return self.num_ranks - self.recipe.num_targets
+        return self.num_ranks - self.recipe.num_targets * self.ranks_per_target
 
     @property
     def leader(self) -> int:
@@ -91,11 +106,21 @@ class Topology:
         """The rank whose features of a microbatch are eaten."""
         if not self.is_paired:
             return self.eater(number)
-        return number % self.recipe.num_targets
+        return number % self.recipe.num_targets * self.ranks_per_target
+
+    def target_of(self, rank: int) -> range:
+        """The ranks that form a target together with one that has a part of it."""
+        first = rank - rank % self.ranks_per_target
+        return range(first, first + self.ranks_per_target)
+
+    def targets(self) -> list[range]:
+        """The ranks of each target."""
+        num_ranks = self.leader if self.is_paired else self.num_ranks
+        return [self.target_of(rank) for rank in range(0, num_ranks, self.ranks_per_target)]
 
     def is_mine(self, rank: int, number: int) -> bool:
         """Whether `rank` makes or eats a microbatch, so that it needs its tokens."""
-        return rank in (self.eater(number), self.sender(number))
+        return rank == self.eater(number) or rank in self.target_of(self.sender(number))
 
     def check_step(self, num_microbatches: int) -> None:
         """Raise BadInput where a step would leave drafters without work, or out of step."""

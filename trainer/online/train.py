@@ -4,7 +4,8 @@ Called by the `train` verb and by demo.py, by each rank alike. Follows a run's s
 intake, has a rank work through run.py's steps, keeps itself through keeping.py. Safe to call again
 with the same arguments at any time: a finished run trains nothing, a stopped one goes on where it
 was, on other ranks or hosts, too; another recipe or other data in the same output folder is
-refused. Ctrl-C and SIGTERM end the step in hand, write a checkpoint, then leave.
+refused, and so is a second trainer of one name. Ctrl-C and SIGTERM end the step in hand, write a
+checkpoint, then leave; so do the others where a rank is lost.
 """
 
 from __future__ import annotations
@@ -35,8 +36,9 @@ from trainer.online.checkpoint import (
     read_state,
 )
 from trainer.online.fingerprint import check_target
+from trainer.online.holding import Hold
 from trainer.online.intake import Intake, ListIntake, RunSource
-from trainer.online.keeping import Keeper, Shelf
+from trainer.online.keeping import Keeper, Shelf, measured_length
 from trainer.online.measuring import Heldout, StoredHeldout
 from trainer.online.prefetch import Prefetch
 from trainer.online.ranks import Ranks, join
@@ -91,29 +93,26 @@ def train(store: Store, run: str, *, job: TrainJob, on_step: OnStep) -> TrainRep
     """Train on a run's shards, those to come included. Other ranks than the leader return None.
 
     Raises NotEnough where the data can't teach, Conflict where the output folder belongs to
-    another recipe or other data, Draining after SIGTERM, KeyboardInterrupt after Ctrl-C.
+    another recipe or other data, or the name is another trainer's, LeaseLost where that one took
+    this one for dead, Draining after SIGTERM, KeyboardInterrupt after Ctrl-C.
     """
-    spec = read_spec(store, run)
-    check_target(spec, job.model_dir)
-    with _joined(job) as ranks:
-        shelf = Shelf(store, RunKeys(run).train(job.stored_name) + f"{FOLDER}/")
-        metrics = RunKeys(run).train(job.stored_name) + METRICS
+    prefix = RunKeys(run).train(job.stored_name)
+    with ExitStack() as held:
+        stop = held.enter_context(stop_signals())
+        spec = read_spec(store, run)
+        check_target(spec, job.model_dir)
+        ranks = held.enter_context(_joined(job))
+        if ranks.is_leader:
+            held.enter_context(Hold(store, prefix, stop.ask))
+        shelf = Shelf(store, f"{prefix}{FOLDER}/")
+        metrics = f"{prefix}{METRICS}"
         if ranks.is_leader and shelf.fetch_newer(job.out):
             _fetch_metrics(store, metrics, job.out)
         found, state = _found(job.out, ranks)
         judged = dict(state.provenance.get(GATE, {})) if state else {}
-        walk = Intake(
-            RunSource(
-                store,
-                run,
-                job.stored_name,
-                is_leader=ranks.is_leader,
-                overrides=sorted({*job.overrides, *judged.get("overridden", [])}),
-            ),
-            job.recipe.data,
-            job.recipe.seed,
-            on_wait=Starvation(_say).note,
-        )
+        overrides = sorted({*job.overrides, *judged.get("overridden", [])})
+        source = RunSource(store, run, job.stored_name, ranks.is_leader, overrides)
+        walk = Intake(source, job.recipe.data, job.recipe.seed, on_wait=Starvation(_say).note)
         facts = {"run": run, MADE_WITH: made_with(spec)}
         data = _Data(
             walk,
@@ -122,7 +121,7 @@ def train(store: Store, run: str, *, job: TrainJob, on_step: OnStep) -> TrainRep
             lambda: walk.starved_s,
         )
         kept = _Kept(found, state, shelf, lambda: _send_metrics(store, metrics, job.out))
-        return _train(job, ranks, data, kept, on_step)
+        return _train(job, ranks, data, kept, on_step, stop)
 
 
 def train_on(
@@ -134,22 +133,22 @@ def train_on(
     heldout: Sequence[Sample] = (),
 ) -> TrainReport | None:
     """`train` on samples from anywhere; `provenance` is kept beside the weights."""
-    with _joined(job) as ranks:
+    with stop_signals() as stop, _joined(job) as ranks:
         found, state = _found(job.out, ranks)
         walk = ListIntake(samples, job.recipe.data, job.recipe.seed)
         facts = {**provenance, "num_samples": len(samples)}
         data = _Data(walk, iter(heldout), lambda: facts, lambda: 0.0)
-        return _train(job, ranks, data, _Kept(found, state, None, lambda: None), on_step)
+        return _train(job, ranks, data, _Kept(found, state, None, lambda: None), on_step, stop)
 
 
 def _train(
-    job: TrainJob, ranks: Ranks, data: _Data, kept: _Kept, on_step: OnStep
+    job: TrainJob, ranks: Ranks, data: _Data, kept: _Kept, on_step: OnStep, stop: Stop
 ) -> TrainReport | None:
     state = kept.state or _told_first_state(job, ranks, data)
     check_same(state, data.walk, job)
     resumed_from = kept.state.step if kept.state else None
     if not state.is_finished:
-        with ExitStack() as closing, stop_signals() as stop:
+        with ExitStack() as closing:
             built = Built(job, state, kept.found, ranks, Stopwatch(ranks.device))
             total = _told_total(job, ranks, data.walk)
             batches = _batches(job, ranks, data.walk, state)
@@ -159,31 +158,41 @@ def _train(
                 closing.callback(desk.keeper.close)
                 closing.callback(desk.recorder.close)
             rounds = Rounds(job, ranks, built, state, batches=batches, stop=stop)
+            stop.note_from_now_on()
             _run_until_asked(rounds, ranks, desk, total, stop)
             state = rounds.state
+    ranks.parts_in_order = True
     return _report(state, job.out, resumed_from) if ranks.is_leader else None
 
 
 def _run_until_asked(
     rounds: Rounds, ranks: Ranks, desk: Desk | None, total: int | None, stop: Stop
 ) -> None:
-    """All steps, or those until somebody asks to leave: then a checkpoint, and the way out."""
+    """All steps, or those until somebody asks to leave or a rank is lost: then a checkpoint, and
+    the way out.
+    """
+    lost: Draining | Transient | None = None
     try:
         is_asked = rounds.run(desk, total)
-    except (Draining, Transient):
-        if not stop.is_asked():
+    except (Draining, Transient) as error:
+        if not (stop.is_asked() or ranks.hurt.is_set()):
             raise
-        is_asked, ranks.parts_in_order = True, False  # starved ranks can't agree on a step
-    if ranks.parts_in_order or not rounds.needs_all_to_save:
+        is_asked, lost = True, error  # not all ranks come to the end of this step
+    if not (lost and rounds.needs_all_to_save):
         rounds.save(desk)
     if desk:
         desk.keeper.wait_written()
+    if lost and not stop.is_asked():
+        raise lost
     if is_asked:
-        _leave(stop.signal, rounds.state.step)
+        ranks.parts_in_order = not lost
+        _leave(stop, rounds.state.step)
 
 
-def _leave(number: int, step: int) -> None:
-    if number == signal.SIGINT:
+def _leave(stop: Stop, step: int) -> None:
+    if stop.error:
+        raise stop.error
+    if stop.signal == signal.SIGINT:
         raise KeyboardInterrupt
     raise Draining(f"stopped at step {step}; its checkpoint is kept, the same command goes on")
 
@@ -242,7 +251,7 @@ def _desk(job: TrainJob, ranks: Ranks, data: _Data, kept: _Kept, on_step: OnStep
 
 def _report(state: TrainState, out: Path, resumed_from: int | None) -> TrainReport:
     folders = checkpoint_folders(out)
-    lengths = [read_state(folder).accept_length for folder in folders]
+    lengths = [measured_length(folder) for folder in folders]
     return TrainReport(
         first_loss=state.first_loss,
         last_loss=state.last_loss,

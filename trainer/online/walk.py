@@ -10,6 +10,7 @@ ranks or on what was asked for before.
 from __future__ import annotations
 
 import hashlib
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, replace
@@ -50,6 +51,7 @@ class Walk(ABC):
     def __init__(self, recipe: DataRecipe, seed: int) -> None:
         self.recipe = recipe
         self.seed = seed
+        self._closed = threading.Event()
         self._num_by_epoch: dict[int, int] = {}
 
     def microbatches(self, place: Place, *, mine: Mine) -> Iterator[MicroBatch]:
@@ -59,9 +61,15 @@ class Walk(ABC):
         """
         if place.seed != self.seed:
             raise Conflict(f"training began with seed {place.seed}, this is {self.seed}")
-        while (window := self.window(place)) is not None:
+        while not self._closed.is_set() and (window := self.window(place)) is not None:
             yield from self._of_window(window, place, mine)
             place = self._behind(window, place)
+
+    def close(self) -> None:
+        """End the walk, also where it waits or passes over what is not its own, from any thread.
+        Safe to call twice.
+        """
+        self._closed.set()
 
     def total_microbatches(self, num_epochs: int) -> int | None:
         """Of the first epochs; None while more samples may come."""
@@ -88,10 +96,6 @@ class Walk(ABC):
     @abstractmethod
     def largest_id(self) -> int:
         """No sample holds a larger one: to be compared with the target's vocabulary."""
-
-    @abstractmethod
-    def close(self) -> None:
-        """End the walk where it waits, from any thread. Safe to call twice."""
 
     def check_enough(self, num_samples: int) -> None:
         """Raise NotEnough where they are too few to learn from."""

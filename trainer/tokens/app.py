@@ -11,7 +11,8 @@ import os
 import sys
 
 from dflash_workers.contract.errors import FleetError
-from dflash_workers.contract.hints import check_redis, open_hints
+from dflash_workers.contract.hints import open_hints
+from dflash_workers.contract.queues import check_redis
 from dflash_workers.contract.settings import load_settings
 from dflash_workers.contract.store import open_store
 from trainer.tokens.counters import Counters, serve

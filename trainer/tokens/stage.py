@@ -20,8 +20,9 @@ from celery import signals
 
 import celeryconfig
 from dflash_workers.contract.errors import Corrupt, FleetError, Transient
-from dflash_workers.contract.hints import Hints, open_hints, translated_redis
+from dflash_workers.contract.hints import Hints, open_hints
 from dflash_workers.contract.plan import read_spec
+from dflash_workers.contract.queues import translated_redis
 from dflash_workers.contract.records import SCHEMA_VERSION, BatchMessage, Json, decode
 from dflash_workers.contract.settings import Settings
 from dflash_workers.contract.store import open_store

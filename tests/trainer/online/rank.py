@@ -2,7 +2,7 @@
 
 Trains on random samples and writes what each step saw to metrics.jsonl, as any run does. Of the
 changes, `stop_at=N` sends SIGTERM to the process itself after step N, `die_at=N` kills it without a
-word; the others are the recipe's.
+word, `silence_s=N` is how long a rank may be silent; the others are the recipe's.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from dflash_workers.contract.errors import Draining, FleetError
+from trainer.online import liveness
 from trainer.online.recipe import TrainJob
 from trainer.online.topology import read_launch
 from trainer.online.train import train_on
@@ -44,8 +45,10 @@ def run(environ: dict[str, str], log: str, model_dir: str, out: str, changes: li
         os.dup2(file.fileno(), 2)
     os.environ |= environ
     torch.set_num_threads(1)
-    acts = dict(c.split("=") for c in changes if c.startswith(("stop_at=", "die_at=")))
-    settings = [c for c in changes if not c.startswith(("stop_at=", "die_at="))]
+    ours = ("stop_at=", "die_at=", "silence_s=")
+    acts = dict(c.split("=") for c in changes if c.startswith(ours))
+    settings = [c for c in changes if not c.startswith(ours)]
+    liveness.SILENCE_S = float(acts.get("silence_s", liveness.SILENCE_S))
     job = TrainJob(
         named_recipe("smollm2_cpu", settings), model_dir, Path(out), launch=read_launch(os.environ)
     )

@@ -12,6 +12,7 @@ import pytest
 from dflash_workers.contract.errors import BadInput, Conflict
 from dflash_workers.contract.store import Store
 from tests.trainer.online.growing import GrowingRun, renamed, samples_of, spec_of
+from trainer.online import holding
 from trainer.online.checkpoint import latest_checkpoint
 from trainer.online.recipe import TrainJob, TrainRecipe
 from trainer.online.train import train
@@ -105,6 +106,36 @@ def test_another_host_goes_on_from_s3_and_a_damaged_shard_is_left_out(
     assert (done.resumed_from, done.num_steps) == (4, 8)
     lines = (tmp_path / "two" / "metrics.jsonl").read_bytes().splitlines()
     assert [orjson.loads(line)["step"] for line in lines] == list(range(1, 9))
+
+
+def test_a_second_trainer_of_a_name_is_refused_while_the_first_one_goes_on(
+    store: Store,
+    qwen_dir: Path,
+    recipe: TrainRecipe,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(holding, "BEAT_S", 0.2)
+    monkeypatch.setattr(holding, "LOOK_S", 0.05)
+    run = GrowingRun(store, 1, renamed(spec_of(qwen_dir), "r"))
+    run.put(0)
+    run.seal()
+    recipe = replace(recipe, num_steps=4)
+    second = TrainJob(recipe, str(qwen_dir), tmp_path / "two", name="n")
+    refused: list[str] = []
+
+    def see(record: StepRecord) -> None:
+        if record.step == 2:
+            with pytest.raises(Conflict) as error:
+                train(store, "r", job=second, on_step=lambda record: None)
+            refused.append(str(error.value))
+
+    job = TrainJob(recipe, str(qwen_dir), tmp_path / "one", name="n")
+    done = train(store, "r", job=job, on_step=see)
+
+    assert done is not None and done.num_steps == 4
+    assert "r/train/n is being trained by process" in refused[0]
+    assert latest_checkpoint(tmp_path / "two") is None
 
 
 def test_another_tokenizer_or_target_is_refused_before_the_first_step(

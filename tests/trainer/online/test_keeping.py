@@ -205,6 +205,23 @@ def test_a_death_in_the_middle_of_pruning_stops_no_later_save(
     assert left == names(tmp_path) == ["step-00000003", "step-00000004"]
 
 
+def test_an_older_checkpoint_that_cannot_be_read_stops_no_save_and_is_warned_of(
+    state: TrainState, drafter: Drafter, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for number in (1, 2):
+        write(tmp_path, number, replace(state, accept_length=1.5), drafter)
+    (tmp_path / "checkpoints" / "step-00000002" / STATE).write_bytes(b'{"step": 2, "num')
+
+    keeper = Keeper(tmp_path, 1, None)
+    for number in (3, 4):
+        at = replace(state, step=number)
+        keeper.save(take_snapshot(at, drafter, optimizer_of(drafter)))
+    keeper.close()
+
+    assert names(tmp_path) == ["step-00000001", "step-00000004"]
+    assert "step-00000002" in caplog.text
+
+
 def test_what_a_death_left_behind_is_swept_at_the_start(tmp_path: Path) -> None:
     folder = tmp_path / "checkpoints"
     for name in ("writing-00000003", "removing-00000001", "fetching-00000002", "notes"):

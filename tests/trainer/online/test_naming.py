@@ -139,6 +139,44 @@ def test_a_shard_that_is_damaged_while_the_run_grows_does_not_stop_training(stor
     assert list(walk.refused) == [run.key(4)]
 
 
+@pytest.mark.parametrize("overrides", [[], ["unreadable"]])
+def test_many_bad_shards_stop_training_that_has_begun_unless_a_person_lets_them_pass(
+    store: Store, overrides: list[str]
+) -> None:
+    run = GrowingRun(store, 8)
+    for number in range(4):
+        run.put(number)
+    walk = follow(run, overrides=overrides)
+    taken(walk, 4)
+
+    for number in range(4, 8):
+        run.put(number, None, template_sha256="x" * 64)
+    run.seal()
+
+    if overrides:
+        assert len(keys_of(taken(walk, None))) == 4 * 8
+        return
+    for _ in range(2):
+        with pytest.raises(NotEnough, match=r"4 of 8 shards.*another chat template"):
+            taken(walk, None)
+
+
+def test_shards_that_go_bad_after_they_were_named_stop_training_once_they_are_many(
+    store: Store,
+) -> None:
+    run = full_run(store, 8)
+    assert follow(run).total_microbatches(1) == 16
+    for number in range(3):
+        run.damage(number)
+    walk = follow(run)
+    assert len(keys_of(taken(walk, None))) == 5 * 8
+
+    run.damage(3)
+
+    with pytest.raises(NotEnough, match=r"4 of 8 shards.*sha256"):
+        taken(follow(run), None)
+
+
 def test_an_order_ends_only_with_every_planned_batch(store: Store) -> None:
     run = GrowingRun(store, 4)
     for number in range(3):

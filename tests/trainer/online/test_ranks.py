@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import signal
 import socket
 import time
@@ -17,7 +18,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from tests.trainer.online.rank import run
-from trainer.online.checkpoint import latest_checkpoint
+from trainer.online.checkpoint import latest_checkpoint, read_state
 
 LIMIT_S = 240  # of one job
 STEPS = 4
@@ -165,7 +166,7 @@ def test_ranks_that_are_asked_to_leave_leave_together_and_others_go_on(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("lost", [0, 2])
-def test_a_dead_rank_ends_the_others_with_a_clear_error_and_the_run_goes_on(
+def test_a_dead_rank_ends_the_others_with_one_line_that_names_it_and_their_last_step_is_kept(
     jobs: Jobs, tmp_path: Path, lost: int
 ) -> None:
     changes = [*SIX, "topology.num_targets=1"]
@@ -180,7 +181,40 @@ def test_a_dead_rank_ends_the_others_with_a_clear_error_and_the_run_goes_on(
 
     assert time.monotonic() - died < 30
     assert [code for rank, code in enumerate(codes) if rank != lost] == [1, 1], job.log()
-    assert "goes on from the last checkpoint" in job.log()
+    assert job.log().count("is gone") == 1, job.log()
+    assert f"rank {lost} is gone: training ends here" in job.log()
+    folder = latest_checkpoint(job.out)
+    assert folder is not None
+    assert read_state(folder).step == len(job.losses())
+
+
+@pytest.mark.slow
+def test_a_rank_that_hangs_ends_the_others_with_one_line_that_names_it(
+    jobs: Jobs, tmp_path: Path
+) -> None:
+    job = jobs.start(tmp_path / "out", 2, [*SIX, "silence_s=5"], steps=10_000)
+    while not (job.out / "metrics.jsonl").exists() or len(job.losses()) < 2:
+        assert all(rank.is_alive() for rank in job.ranks), job.log()
+        time.sleep(0.05)
+
+    os.kill(job.ranks[1].pid or 0, signal.SIGSTOP)
+    job.ranks[0].join(LIMIT_S)
+
+    assert job.ranks[0].exitcode == 1
+    assert "rank 1 has been silent for 5 s: training ends here" in job.log()
+
+
+@pytest.mark.slow
+def test_a_rank_with_an_error_of_its_own_is_the_only_one_that_speaks(
+    jobs: Jobs, tmp_path: Path
+) -> None:
+    changes = [*SIX, "topology.num_targets=1", "optimizer.learning_rate=1e30"]
+
+    job = jobs.start(tmp_path / "out", 2, changes, steps=50)
+
+    assert job.wait() == [1, 1], job.log()
+    assert job.log().count("dflash-fleet: ") == 1, job.log()
+    assert "no weight was changed" in job.log()
 
 
 def weights(job: Job) -> dict[str, bytes]:

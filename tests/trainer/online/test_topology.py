@@ -26,6 +26,25 @@ def test_each_microbatch_has_one_maker_and_one_eater_and_ranks_take_turns(
         assert involved == {makers[g], eaters[g]}
 
 
+@pytest.mark.parametrize("targets", [0, 1, 2])
+def test_all_ranks_of_a_split_target_look_at_what_it_makes_and_one_rank_eats_it(
+    targets: int,
+) -> None:
+    topology = Topology(8, TopologyRecipe(num_targets=targets, num_ranks_per_target=2))
+    num_drafters = 8 - 2 * targets
+
+    for g in range(24):
+        eater = 2 * targets + g % num_drafters
+        first = 2 * (g % targets) if targets else eater - eater % 2
+        involved = {rank for rank in range(8) if topology.is_mine(rank, g)}
+        assert topology.eater(g) == eater
+        assert topology.sender(g) == (first if targets else eater)
+        assert involved == {first, first + 1, eater}
+    assert [list(ranks) for ranks in topology.targets()] == [
+        [first, first + 1] for first in range(0, 2 * targets or 8, 2)
+    ]
+
+
 @pytest.mark.parametrize(("targets", "drafters"), [(1, 1), (2, 1), (1, 2), (2, 2), (3, 2), (2, 5)])
 @pytest.mark.parametrize("room", [1, 2])
 @pytest.mark.parametrize("per_step", [5, 10])
@@ -60,6 +79,10 @@ def test_bounded_sends_and_receives_in_order_never_deadlock(
 def test_a_division_that_leaves_nobody_to_train_or_nothing_to_do_is_refused() -> None:
     with pytest.raises(BadInput, match="for a drafter"):
         Topology(2, TopologyRecipe(num_targets=2))
+    with pytest.raises(BadInput, match="for a drafter"):
+        Topology(4, TopologyRecipe(num_targets=2, num_ranks_per_target=2))
+    with pytest.raises(BadInput, match="targets of 2"):
+        Topology(3, TopologyRecipe(num_ranks_per_target=2))
     with pytest.raises(BadInput, match="num_microbatches=3"):
         Topology(3, TopologyRecipe()).check_step(2)
     with pytest.raises(BadInput, match="in step"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -111,3 +112,23 @@ def test_the_digest_knows_samples_and_the_length_that_counts(make_samples: MakeS
     assert digest == ListIntake(samples, PADDED, 1).digest()
     assert digest != ListIntake(samples[1:], PADDED, 0).digest()
     assert digest != ListIntake(samples, replace(PADDED, max_len=20), 0).digest()
+
+
+def test_a_walk_that_passes_over_everything_ends_when_it_is_closed(
+    make_samples: MakeSamples,
+) -> None:
+    walk = ListIntake(make_samples(30), PADDED, 0)
+    asked = threading.Event()
+
+    def never(number: int) -> bool:
+        asked.set()
+        return False
+
+    thread = threading.Thread(target=lambda: list(walk.microbatches(Place(), mine=never)))
+    thread.start()
+    assert asked.wait(20)
+
+    walk.close()
+    thread.join(20)
+
+    assert not thread.is_alive()
