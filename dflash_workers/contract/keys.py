@@ -23,6 +23,8 @@ S3, below <prefix>/<run>/ ("once": written with If-None-Match: *, never changed 
     probe/<random>                           worker's start     removed at once
     train/<name>/order/<n>.json              trainer, once      OrderEntry: the next shards to use
     train/<name>/checkpoints/step-<n>/...    trainer            safetensors; state.json comes last
+    train/<name>/holders/<n>.json            trainer, once      who trains under this name
+    train/<name>/holders/<n>.beat            trainer, replaced  the holder's sign of life
     train/<name>/metrics.jsonl               trainer, replaced  a line per step
     nodes/<host>/<log>.zst                   node leave         logs, for people; replaced
 

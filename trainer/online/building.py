@@ -150,8 +150,6 @@ class Built:
         """The whole target; on the host where none of its layers will run. Raises Missing and
         BadInput.
         """
-        if ranks.topology.ranks_per_target > 1 and not ranks.topology.is_paired:
-            raise BadInput("topology.num_ranks_per_target: give targets ranks of their own")
         return load_target(
             job.model_dir,
             config.target_layer_ids,

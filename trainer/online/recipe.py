@@ -48,11 +48,6 @@ class TrainRecipe:
             )
         if min(self.num_steps, self.num_epochs, self.evaluate_every) < 0:
             raise BadInput("num_steps, num_epochs and evaluate_every can't be negative")
-        if self.target.tensor_parallel:
-            raise BadInput(
-                "target.tensor_parallel: each rank looks at microbatches of its own here, so that "
-                "a target must fit on one GPU"
-            )
         if not self.num_steps and not self.num_epochs:
             raise BadInput(
                 "the schedule needs a length: --steps N (num_steps), or num_epochs over a sealed "

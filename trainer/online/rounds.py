@@ -16,6 +16,7 @@ import orjson
 
 from dflash_workers.contract.errors import Permanent
 from dflash_workers.contract.records import Json
+from trainer.online.batches import MicroBatch
 from trainer.online.building import Built
 from trainer.online.checkpoint import TrainState, take_snapshot
 from trainer.online.colocated import Colocated, Pantry
@@ -35,6 +36,7 @@ from trainer.online.recording import Recorder
 from trainer.online.step import Fed, StepMetrics, Stepper
 from trainer.online.stopping import Stop
 from trainer.online.stopwatch import TRANSFER, Stopwatch
+from trainer.online.together import Together
 from trainer.online.work import microbatch_flops
 
 
@@ -172,10 +174,15 @@ class Rounds:
         return self._watch.read()[TRANSFER]
 
     def _measure(self, stepper: Stepper, desk: Desk | None) -> float | None:
-        """On the leader; the others only hear what is measured."""
+        """On the leader, and on those whose target is the leader's; the others only hear what is
+        measured.
+        """
         samples = desk.heldout.choose() if desk else []
-        if self._ranks.topology.is_paired:
-            self._ranks.tell(pack_samples(samples))
+        topology = self._ranks.topology
+        if topology.is_paired or topology.ranks_per_target > 1:
+            told = self._ranks.tell(pack_samples(samples))
+            if self._built.eyes and self._ranks.is_mine(0):  # looks with the leader
+                samples = unpack_samples(told)
         if self._feeder is None:
             return None
         feed_with = self._feeder.feed_with
@@ -215,16 +222,19 @@ def _feeder(
         return None
     config, size = state.config, built.target_size
 
+    def work(batch: MicroBatch) -> float:
+        return microbatch_flops(config, size, batch)
+
+    if built.eyes and ranks.topology.ranks_per_target > 1:
+        return Together(ranks, pantry, built.eyes, work, watch)
     if built.eyes:
-        return Colocated(
-            pantry, built.eyes, lambda batch: microbatch_flops(config, size, batch), watch
-        )
+        return Colocated(pantry, built.eyes, work, watch)
     hidden = config.hidden_size
     return Receiver(
         ranks,
         pantry,
         widths=(len(config.target_layer_ids) * hidden, hidden if built.needs_teacher else 0),
         dtype=built.dtype,
-        work=lambda batch: microbatch_flops(config, size, batch),
+        work=work,
         watch=watch,
     )

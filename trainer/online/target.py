@@ -41,7 +41,6 @@ class TargetRecipe:
 
     attention: str = "auto"  # sdpa where the model has it; flex skips what a row's mask hides
     is_compiled: bool = False  # layer by layer, for CUDA and rows of one length
-    tensor_parallel: bool = False  # over all ranks of the process group, by the model's own plan
 
     def __post_init__(self) -> None:
         if self.attention not in ATTENTIONS:

@@ -123,6 +123,22 @@ def test_any_division_of_ranks_trains_as_one_process(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(("num_targets", "num_ranks"), [(0, 4), (1, 3)])
+def test_a_target_split_over_ranks_trains_as_one_process(
+    jobs: Jobs, alone: Job, tmp_path: Path, num_targets: int, num_ranks: int
+) -> None:
+    split = [f"topology.num_targets={num_targets}", "topology.num_ranks_per_target=2"]
+
+    job = jobs.run(tmp_path / "out", num_ranks, [*SIX, *split])
+
+    assert job.losses() == pytest.approx(alone.losses(), abs=1e-5)
+    measured = [r["measured_accept_length"] for r in job.records()]
+    assert measured == [
+        pytest.approx(r["measured_accept_length"], abs=1e-5) for r in alone.records()
+    ]
+
+
+@pytest.mark.slow
 def test_a_sharded_drafter_trains_as_a_whole_one_and_goes_on_after_a_stop(
     jobs: Jobs, alone: Job, tmp_path: Path
 ) -> None:

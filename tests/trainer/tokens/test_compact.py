@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 import orjson
@@ -12,7 +13,6 @@ import pytest
 from dflash_workers.contract.errors import Corrupt
 from dflash_workers.contract.keys import RunKeys
 from dflash_workers.contract.store import Store
-from trainer.online.samples import read_samples
 from trainer.tokens.compact import compact
 from trainer.tokens.reading import CompactIndex, list_shards
 from trainer.tokens.shards import (
@@ -65,7 +65,8 @@ def filled(store: Store) -> Store:
 
 
 def names(store: Store) -> list[str]:
-    return [s.id for s in read_samples(store, RUN, heldout=False)]
+    shards = (read_shard(store.get(key)) for key in list_shards(store, RUN))
+    return [sample.id for sample in sorted(chain(*shards), key=lambda sample: sample.id)]
 
 
 def test_a_reader_finds_the_same_samples_in_fewer_objects(filled: Store) -> None:
