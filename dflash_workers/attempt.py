@@ -33,6 +33,8 @@ log = logging.getLogger(__name__)
 # Names of requests, no other process's: an engine may have several workers, one after another.
 _RIDS = map((uuid.uuid4().hex[:20] + "{:012x}").format, itertools.count())
 
+_LATE_S = 0.25  # a timer that rings later says that this process was stopped, not the engine
+
 # Why a request is given up.
 _TOO_LONG = "the answer takes too long"
 _STALLED = "no new id in any request"
@@ -172,17 +174,24 @@ class Attempt:
             self._timer.cancel()
             if self._aborting is not None:
                 self._aborting.cancel()
-            if not is_over:
+            if not is_over and self._aborting is None:  # a goodbye has aborted it, and can't wait
                 await self._line.abort(self._rid)
 
     def _look_later(self) -> None:
         """One timer, which finds out when it rings whether a word has come since."""
-        wait_s = max(self._due_s() - time.monotonic(), 0)
-        self._timer = asyncio.get_running_loop().call_later(wait_s, self._look)
+        loop = asyncio.get_running_loop()
+        self._timer = loop.call_at(
+            loop.time() + max(self._due_s() - time.monotonic(), 0), self._look
+        )
 
-    def _look(self) -> None:
+    def _look(self, is_second: bool = False) -> None:
         if time.monotonic() < self._due_s():
             self._look_later()
+            return
+        loop = asyncio.get_running_loop()
+        if not is_second and loop.time() - self._timer.when() > _LATE_S:
+            # We stood still ourselves: what has come meanwhile isn't read yet.
+            self._timer = loop.call_later(_LATE_S, self._look, True)
             return
         self._trouble = self._give_up()
         self._limit.reschedule(asyncio.get_running_loop().time())
@@ -200,7 +209,7 @@ class Attempt:
         line, dialect = self._line, self._line.dialect
         asked = dialect.ask(self._question, self._rid, self._stream_every, facts)
         if not self._stream_every:
-            reply = line.read(await line.wire.ask(dialect.path, asked))
+            reply = line.read(await line.wire.call(dialect.path, None, asked))
             line.progress.note(len(reply.output_ids or []) or reply.num_output)
             return reply
         async with aclosing(line.wire.events(dialect.path, None, asked)) as events:

@@ -73,11 +73,10 @@ class RoundTrips:
         with self._lock:
             if self._is_under_way or not self._waiting:
                 return
-            self._is_under_way = True
-            self._starts.put(None)
-            if not self._has_thread:
-                self._has_thread = True
+            if not self._has_thread:  # it may fail; only then is anything under way
                 threading.Thread(target=self._carry_on, name="round-trips", daemon=True).start()
+            self._has_thread = self._is_under_way = True
+            self._starts.put(None)
 
     def _carry_on(self) -> None:
         while True:

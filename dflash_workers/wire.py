@@ -2,8 +2,7 @@
 
 Used by engine alone. A refusal inside a stream, which comes with status 200, has the same fate as
 one with a status of its own. No call is without a time limit, here or, where attempt asks, around
-it; no redirect is followed: a POST would turn into a GET of somebody else's page. Answers over
-plain HTTP come by exchange.py.
+it; no redirect is followed: a POST would turn into a GET of somebody else's page.
 """
 
 from __future__ import annotations
@@ -25,7 +24,6 @@ from dflash_workers.contract.errors import (
     PromptRejected,
 )
 from dflash_workers.contract.records import Json
-from dflash_workers.exchange import Lane, NotConnected, NotResolved, takes
 
 # The fate of each status. One not listed may pass, and is waited out: 408, 409, 425, 429, 5xx, and
 # what speaks of the server at this URL and not of the prompt (3xx, 404, 405, a proxy's own).
@@ -37,6 +35,8 @@ FATE_BY_STATUS: dict[int, type[FleetError]] = {
     422: PromptRejected,
 }
 _CONNECT_S = 5.0
+# A server closes what is idle, SGLang after 5 s, and what is asked in that moment is lost.
+_IDLE_S = 1.0
 _EXCERPT_BYTES = 300
 _EVENT = b"data: "
 _LAST_EVENT = b"[DONE]"
@@ -48,44 +48,31 @@ class Wire:
     def __init__(self, url: str) -> None:
         self.url = url.rstrip("/")
         self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0),
+            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_IDLE_S),
             cookie_jar=aiohttp.DummyCookieJar(),  # looked through and written for each request
             headers={"Content-Type": "application/json"},
         )
-        self._lane = Lane(self.url, _CONNECT_S) if takes(self.url) else None
 
     async def close(self) -> None:
         """Break off what is running."""
-        if self._lane is not None:
-            self._lane.close()
         await self._session.close()
 
-    async def ask(self, path: str, question: Json) -> bytes:
-        """The reply's body. The caller keeps the time."""
-        with self._translated():
-            if self._lane is not None:
-                said = await self._lane.post(path, orjson.dumps(question))
-                retry_after = said.headers.get(b"retry-after", b"").decode(errors="replace")
-                return self._accepted(said.status, path, said.body, retry_after)
-            async with self._request(path, None, question) as response:
-                return await self._read(response)
-
-    async def call(self, path: str, timeout_s: float, question: Json | None = None) -> bytes:
-        """The reply's body: of a POST where there is a question, else of a GET."""
+    async def call(self, path: str, timeout_s: float | None, question: Json | None = None) -> bytes:
+        """The reply's body: of a POST where there is a question, else of a GET. No `timeout_s`: the
+        caller keeps the time.
+        """
         with self._translated():
             async with self._request(path, timeout_s, question) as response:
-                return await self._read(response)
+                return await self._accepted(response)
 
     async def events(
         self, path: str, timeout_s: float | None, question: Json
     ) -> AsyncGenerator[bytes, None]:
-        """The bodies of server-sent events; of a server that doesn't stream, its one reply. No
-        `timeout_s`: the caller keeps the time.
-        """
+        """The bodies of server-sent events; of a server that doesn't stream, its one reply."""
         with self._translated():
             async with self._request(path, timeout_s, question) as response:
                 if response.status != 200 or response.content_type != "text/event-stream":
-                    yield await self._read(response)
+                    yield await self._accepted(response)
                     return
                 rest = b""
                 async for received in response.content.iter_any():
@@ -122,14 +109,13 @@ class Wire:
             method, self.url + path, data=body, timeout=limit, allow_redirects=False
         )
 
-    async def _read(self, response: aiohttp.ClientResponse) -> bytes:
-        body, retry_after = await response.read(), response.headers.get("Retry-After", "")
-        return self._accepted(response.status, response.url.path, body, retry_after)
-
-    def _accepted(self, status: int, path: str, body: bytes, retry_after: str) -> bytes:
-        if status == 200:
+    async def _accepted(self, response: aiohttp.ClientResponse) -> bytes:
+        body = await response.read()
+        if response.status == 200:
             return body
-        raise self.error_of(status, f"{path}: {excerpt(body)}", _seconds(retry_after))
+        detail = f"{response.url.path}: {excerpt(body)}"
+        retry_after_s = _seconds(response.headers.get("Retry-After", ""))
+        raise self.error_of(response.status, detail, retry_after_s)
 
     @contextmanager
     def _translated(self) -> Iterator[None]:
@@ -148,16 +134,14 @@ class Wire:
 def never_arrived(error: EngineUnavailable) -> bool:
     """Whether the question can't have reached the engine, so that it died of something else."""
     cause = error.__cause__
-    return isinstance(
-        cause, NotConnected | aiohttp.ClientConnectorError | aiohttp.ConnectionTimeoutError
-    )
+    return isinstance(cause, aiohttp.ClientConnectorError | aiohttp.ConnectionTimeoutError)
 
 
 def is_broken(error: EngineUnavailable) -> bool:
     """Whether a connection was refused or broke off: nobody listens there, or died just then."""
     cause = error.__cause__
     return isinstance(cause, aiohttp.ClientError | OSError | EOFError) and not isinstance(
-        cause, TimeoutError | NotResolved | aiohttp.ClientConnectorDNSError
+        cause, TimeoutError | aiohttp.ClientConnectorDNSError
     )
 
 

@@ -45,6 +45,7 @@ class FakeEngine:
     is_incremental: bool = False  # its events hold what is new, not the whole output so far
     streams: bool = True
     hears_aborts: bool = True
+    answers_aborts: bool = True
     has_log_probs: bool = True
     noise: float = 0.0  # added to each log-probability
     manner: str = ""  # words that hold for every request
@@ -141,6 +142,8 @@ class FakeEngine:
     async def _abort(self, request: web.Request) -> web.Response:
         rid = (await request.json())["rid"]
         self.aborted.append(rid)
+        if not self.answers_aborts:
+            await asyncio.sleep(60)
         if self.hears_aborts and rid in self._aborts:
             self._aborts[rid].set()
         return web.Response()

@@ -81,8 +81,12 @@ def test_leaving_gives_the_ids_so_far_within_a_second(
     assert took_s < 1.0
 
 
-def test_leaving_an_engine_that_no_longer_answers_gives_what_was_streamed(asking: Asking) -> None:
+@pytest.mark.parametrize("answers_aborts", [True, False])
+def test_leaving_an_engine_that_no_longer_answers_gives_what_was_streamed(
+    asking: Asking, answers_aborts: bool
+) -> None:
     asking.fake.hears_aborts = False
+    asking.fake.answers_aborts = answers_aborts
 
     async def leave(engine: Engine) -> tuple[Generation, float]:
         leaving = Leaving()
@@ -99,7 +103,7 @@ def test_leaving_an_engine_that_no_longer_answers_gives_what_was_streamed(asking
     generation, took_s = asking.run(leave)
 
     assert (generation.finish_reason, len(generation.output_ids)) == ("abort", 1)
-    assert took_s < 1.5
+    assert took_s < 2 * PATIENCE.abort_s  # a batch that leaves has to be noted by then
 
 
 def test_nothing_is_asked_once_leaving(asking: Asking) -> None:
@@ -182,6 +186,28 @@ def test_an_answer_that_takes_seconds_at_the_pace_seen_is_one_reply_and_its_sile
     assert died and "no new id in any request for 0.3 s" in died
     streamed = [bool(request.get("stream")) for request in asking.fake.requests]
     assert streamed == [True] * 16 + [False] * 2
+
+
+def test_a_worker_that_stood_still_itself_gives_up_no_request_that_goes_on(asking: Asking) -> None:
+    asking.patience = dataclasses.replace(PATIENCE, request_s=60, away_s=0)
+
+    async def stand_still(engine: Engine) -> Generation:
+        heard = asyncio.Event()
+
+        def hear(ids: list[int]) -> bool:
+            heard.set()
+            return True
+
+        question = asking.question("long step=0.05", 60)
+        going_on = asyncio.create_task(engine.generate(question, heard=hear, hear_every=1))
+        await heard.wait()
+        time.sleep(3 * PATIENCE.stall_s)  # in the loop, as a process stands that was stopped
+        return await going_on
+
+    generation = asking.run(stand_still)
+
+    assert len(generation.output_ids) == 60
+    assert len(asking.fake.requests) == 1
 
 
 def test_a_request_may_wait_in_the_engine_while_others_go_on(asking: Asking) -> None:

@@ -314,3 +314,21 @@ def test_its_connection_is_nobody_elses_though_it_broke_and_redis_was_away(
 
     assert all(missed) and reached.missed is None
     assert [other.read_response() for other in others] == [b"PONG"] * 4
+
+
+def test_a_trip_whose_thread_could_not_be_started_holds_up_no_later_one(
+    trips: RoundTrips, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_self: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    setter, over = Setter("trips"), Future[None]()
+    trips.join(setter, over)
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", fail)
+        with pytest.raises(RuntimeError):
+            trips.go()
+
+    trips.go()
+
+    assert over.exception(10) is None

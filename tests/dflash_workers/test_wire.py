@@ -63,33 +63,19 @@ def run(reply: bytes, work: Callable[[Wire], Coroutine[Any, Any, Any]]) -> Any:
     return asyncio.run(once())
 
 
-def refused(reply: bytes, road: str = "call") -> FleetError:
+def refused(reply: bytes) -> FleetError:
     with pytest.raises(FleetError) as caught:
-        run(reply, ROADS[road])
+        run(reply, lambda wire: wire.call("/generate", 5))
     return caught.value
 
 
-async def _ask(wire: Wire) -> bytes:
-    async with asyncio.timeout(10):
-        return await wire.ask("/generate", {"text": "a"})
-
-
-# Answers come by one, all else by the other; what becomes of them is the same.
-ROADS: dict[str, Callable[[Wire], Coroutine[Any, Any, bytes]]] = {
-    "call": lambda wire: wire.call("/generate", 5),
-    "ask": _ask,
-}
-BOTH_ROADS = pytest.mark.parametrize("road", ROADS)
-
-
-@BOTH_ROADS
 @pytest.mark.parametrize(
     "status", [*range(300, 304), *range(305, 309), *range(400, 432), 451, *range(500, 512), 599]
 )
-def test_each_status_has_a_fate(status: int, road: str) -> None:
+def test_each_status_has_a_fate(status: int) -> None:
     reply = b"HTTP/1.1 %d Because\r\nLocation: /there\r\nContent-Length: 3\r\n\r\nwhy" % status
 
-    error = refused(reply, road)
+    error = refused(reply)
 
     expected: type[FleetError] = EngineUnavailable
     if status in REJECTED:
@@ -100,7 +86,6 @@ def test_each_status_has_a_fate(status: int, road: str) -> None:
     assert f" {status}: /generate: " in str(error)
 
 
-@BOTH_ROADS
 @pytest.mark.parametrize(
     ("retry_after", "wait_s"),
     [
@@ -112,10 +97,10 @@ def test_each_status_has_a_fate(status: int, road: str) -> None:
         ("inf", 0.0),
     ],
 )
-def test_a_wish_to_be_left_alone_is_read(retry_after: str, wait_s: float, road: str) -> None:
+def test_a_wish_to_be_left_alone_is_read(retry_after: str, wait_s: float) -> None:
     head = f"HTTP/1.1 503 Busy\r\nRetry-After: {retry_after}\r\nContent-Length: 0\r\n\r\n"
 
-    error = refused(head.encode(), road)
+    error = refused(head.encode())
 
     assert isinstance(error, EngineUnavailable)
     assert error.retry_after_s == wait_s
@@ -132,7 +117,6 @@ def test_a_wish_to_be_left_alone_may_be_a_date(from_now_s: float) -> None:
     assert error.retry_after_s == pytest.approx(max(from_now_s, 0), abs=60)
 
 
-@BOTH_ROADS
 @pytest.mark.parametrize(
     "reply",
     [
@@ -142,8 +126,8 @@ def test_a_wish_to_be_left_alone_may_be_a_date(from_now_s: float) -> None:
         b"220 mail.example.org ESMTP\r\n",
     ],
 )
-def test_a_reply_that_breaks_off_may_pass(reply: bytes, road: str) -> None:
-    error = refused(reply, road)
+def test_a_reply_that_breaks_off_may_pass(reply: bytes) -> None:
+    error = refused(reply)
 
     assert isinstance(error, EngineUnavailable)
     assert is_broken(error)
@@ -164,13 +148,12 @@ def test_silence_is_broken_off_in_time() -> None:
     assert time.monotonic() - started < 2
 
 
-@BOTH_ROADS
-def test_where_nobody_listens_the_question_never_arrived(road: str) -> None:
+def test_where_nobody_listens_the_question_never_arrived() -> None:
     async def once() -> EngineUnavailable:
         wire = Wire("http://127.0.0.1:1")
         try:
             with pytest.raises(EngineUnavailable) as caught:
-                await ROADS[road](wire)
+                await wire.call("/generate", 5)
             return caught.value
         finally:
             await wire.close()
@@ -181,13 +164,12 @@ def test_where_nobody_listens_the_question_never_arrived(road: str) -> None:
     assert is_broken(error)
 
 
-@BOTH_ROADS
-def test_a_name_without_an_address_is_no_broken_connection(road: str) -> None:
+def test_a_name_without_an_address_is_no_broken_connection() -> None:
     async def once() -> EngineUnavailable:
         wire = Wire("http://no.such.host.invalid")
         try:
             with pytest.raises(EngineUnavailable) as caught:
-                await ROADS[road](wire)
+                await wire.call("/generate", 5)
             return caught.value
         finally:
             await wire.close()
@@ -198,13 +180,12 @@ def test_a_name_without_an_address_is_no_broken_connection(road: str) -> None:
     assert not is_broken(error)
 
 
-@BOTH_ROADS
 @pytest.mark.parametrize("url", ["nowhere", "ftp://nowhere", "http://"])
-def test_an_address_that_is_none_is_named(url: str, road: str) -> None:
+def test_an_address_that_is_none_is_named(url: str) -> None:
     async def once() -> None:
         wire = Wire(url)
         try:
-            await ROADS[road](wire)
+            await wire.call("/health", 5)
         finally:
             await wire.close()
 
