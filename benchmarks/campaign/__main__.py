@@ -29,7 +29,7 @@ from benchmarks.campaign.recovery import by_kind
 from benchmarks.campaign.result import Result
 from benchmarks.campaign.saying import say
 from benchmarks.campaign.schedule import Fault, draw
-from benchmarks.campaign.verdict import broken_laws, figures_of
+from benchmarks.campaign.verdict import broken_laws, figures_of, unmeasured_goals
 from benchmarks.campaign.views import Views
 from benchmarks.campaign.watching import Watch
 from benchmarks.figures import circumstances, print_figures, write_figures
@@ -97,6 +97,7 @@ def _result(course: Course, began_at: str, is_done: bool) -> Result:
     stages = watch.stages(course.producer.num_prompts)
     processes, series = watch.processes(), watch.series()
     found = look_at_everything(course)
+    figures = figures_of(course, found, stages, processes)
     where = circumstances(describe_cpu(), VERSIONS)
     return Result(
         name=configuration.name,
@@ -106,7 +107,7 @@ def _result(course: Course, began_at: str, is_done: bool) -> Result:
         began_at=began_at,
         configuration=dataclasses.asdict(configuration),
         facts=facts_of(course, found),
-        figures=figures_of(course, found, stages, processes),
+        figures=figures,
         series=series,
         processes=processes,
         stages=stages,
@@ -114,7 +115,10 @@ def _result(course: Course, began_at: str, is_done: bool) -> Result:
         left_out=[fault.kind for fault in course.left_out],
         recoveries=by_kind(found.faults),
         oracle=found.seen(),
-        broken_laws=broken_laws(course, found, is_done),
+        broken_laws=[
+            *broken_laws(course, found, is_done),
+            *unmeasured_goals(configuration.goals, figures),
+        ],
     )
 
 

@@ -13,6 +13,8 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any
 
+from tokenizers import Tokenizer
+
 from benchmarks.campaign import kinds, reasons
 from benchmarks.campaign.commands import AuditCommand
 from benchmarks.campaign.course import Course
@@ -129,6 +131,7 @@ def _look_at_store(course: Course, log: EngineLog) -> Looked:
         course.producer.source,
         course.producer.num_prompts,
         Answers(fleet.model_dir, lengths),
+        Tokenizer.from_file(str(fleet.model_dir / "tokenizer.json")),
         asked.max_tokens,
     )
     login = fleet.s3_login
@@ -172,6 +175,7 @@ def facts_of(course: Course, found: Found) -> dict[str, Any]:
         "oracle (s)": round(found.oracle_s, 1),
         "calls of the producer that failed and were repeated": course.producer.num_failed,
         "exit codes of workers that were told to go": dict(Counter(map(str, course.goodbyes))),
+        "workers that died by themselves": len(course.crashed),
     }
     if fills and not course.happened:
         facts["fill of the emptiest engine"] = round(min(fills), 4)

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 
+from benchmarks.campaign import kinds
 from benchmarks.campaign.configuration import Configuration
 from benchmarks.campaign.fleet import Fleet
 from benchmarks.campaign.injections import Scene, Undo, inject
@@ -30,10 +31,12 @@ from producer.api import Run
 from producer.reconcile import Reconciler
 
 PRECONDITION_S = 30.0  # a fault that can't happen for so long takes another victim, or is left out
+LATE = 2.0  # so many times as long as planned, and what is left of the faults is left out
 TICK_S = 0.05
 LOOK_EVERY_S = 1.0
 REST = 20.0  # of the time: a look at S3 may take one part in so many
 SAY_EVERY_S = 10.0
+WARM_FROM = 0.05  # of the prompts: what a process takes to start is none of theirs
 
 
 @dataclass
@@ -51,6 +54,7 @@ class Course:
     happened: list[Happened] = field(default_factory=list)
     left_out: list[Fault] = field(default_factory=list)
     goodbyes: list[int] = field(default_factory=list)  # exit codes of workers that were told to go
+    crashed: list[tuple[str, int]] = field(default_factory=list)  # workers that no fault ended
     longest_look_s: float = 0.0  # of the reconciler
     timed: dict[str, float] = field(default_factory=dict)  # seconds that a command took, by name
     done_s: float = 0.0  # from zero_s to the last commit; 0: it never came
@@ -58,6 +62,7 @@ class Course:
     _died_s: dict[str, float] = field(default_factory=dict)
     _num_joined: int = 0
     _is_over: bool = False  # no fault is to come
+    _ended: set[str] = field(default_factory=set)  # slots whose worker a fault has ended
     _due_s: dict[str, float] = field(default_factory=dict)
 
     @property
@@ -86,10 +91,14 @@ class Course:
     def _meet_all(self, faults: list[Fault]) -> None:
         """Every fault in turn, and then peace."""
         began_s = time.monotonic()
+        latest_s = began_s + LATE * faults[-1].at_s + PRECONDITION_S
         for fault in faults:
             while time.monotonic() < began_s + fault.at_s:
                 self._tend()
-            self._meet(fault)
+            if time.monotonic() > latest_s:
+                self.left_out.append(fault)
+            else:
+                self._meet(fault)
         while self._undos:
             self._tend()
         say(f"{len(self.happened)} faults are over, {self.producer.num_prompts} prompts planned")
@@ -142,6 +151,8 @@ class Course:
         slot = self.fleet.slots[chosen.victim]
         num_running = len(self.fleet.engines.running(chosen.victim))
         at_s = time.time()
+        if chosen.kind in kinds.WORKERS_GO:
+            self._ended.add(slot)
         undo = inject(self.scene, chosen)
         self.happened.append(Happened(chosen.kind, slot, at_s, chosen.hold_s, num_running))
         say(f"{len(self.happened):4} {chosen.kind} ({slot}, {num_running} running)")
@@ -179,6 +190,8 @@ class Course:
 
     def _look(self) -> None:
         self.fleet.watch_children_of_tokenizers()
+        if self.views.num_done >= WARM_FROM * self.configuration.prompts.count:
+            self.fleet.watch.begin(self.views.num_done)
         if self.fleet.s3_proxy:
             self.fleet.s3_proxy.requests.clear()
         if self._is_due("reconcile", LOOK_EVERY_S):
@@ -214,9 +227,14 @@ class Course:
         died_s = self._died_s.setdefault(slot, now_s)
         if now_s - died_s >= self.configuration.workers.restart_after_s:
             del self._died_s[slot]
+            code = worker.wait(1)
             if slot in self.scene.leaving:
                 self.scene.leaving.discard(slot)
-                self.goodbyes.append(worker.wait(1))
+                self.goodbyes.append(code)
+            elif slot not in self._ended:
+                self.crashed.append((slot, code))
+                say(f"{slot} died by itself with {code}\n{worker.tail(15)}")
+            self._ended.discard(slot)
             self.fleet.start_worker(number)
 
     def _is_due(self, what: str, every_s: float) -> bool:

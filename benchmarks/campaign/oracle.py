@@ -1,14 +1,16 @@
 """What stands in S3 against what was planned, read without a line of the product's.
 
-Plain boto3, zstandard, orjson and pyarrow; the plan is known from prompts.py, the answers from the
-engines' own function. Batch by batch, so that any number of prompts is looked through in flat
-memory: what is kept of a prompt is one byte. Called by conclude.py when all is over.
+Plain boto3, zstandard, orjson, tokenizers and pyarrow; the plan is known from prompts.py, the
+answers from the engines' own function of what was asked, and what was asked is read as text again.
+Batch by batch, so that any number of prompts is looked through in flat memory: what is kept of a
+prompt is one byte. Called by conclude.py when all is over.
 """
 
 from __future__ import annotations
 
 import hashlib
 import io
+import re
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -22,13 +24,15 @@ import numpy.typing as npt
 import orjson
 import pyarrow as pa
 import zstandard
+from tokenizers import Tokenizer
 
 from benchmarks.campaign.prompts import Source, number_of
-from benchmarks.simulated.answers import Answers
+from benchmarks.simulated.answers import HEADER, Answers
 
 NUM_READERS = 4
 MAX_FINDINGS = 30
 REJECTED = 1 << 6  # in a prompt's byte; below it stands how often it was completed
+SAID = re.compile(r"<\|im_start\|>user\n(.*?)<\|im_end\|>", re.DOTALL)  # in what was asked
 FLEET_PREFIX = "campaign"  # see fleet.py: kept apart, so that a wrong prefix there is found here
 
 Facts = dict[str, Any]
@@ -98,10 +102,18 @@ class Looked:
 class Oracle:
     """Of one run."""
 
-    def __init__(self, source: Source, num_planned: int, answers: Answers, max_tokens: int) -> None:
+    def __init__(
+        self,
+        source: Source,
+        num_planned: int,
+        answers: Answers,
+        tokenizer: Tokenizer,
+        max_tokens: int,
+    ) -> None:
         self.looked = Looked(bytearray(num_planned))
         self._source = source
         self._answers = answers
+        self._tokenizer = tokenizer
         self._max_tokens = max_tokens
 
     def look_at(self, batch: BatchObjects, *, has_tokenizers: bool) -> list[str]:
@@ -118,7 +130,7 @@ class Oracle:
         questions = []
         for row in rows:
             self._settle(row["id"], 1)
-            self._check_messages(row)
+            self._check_questions(row)
             for answer in row["answers"]:
                 questions.append(self._check_answer(row["id"], answer))
         if batch.shard is not None:
@@ -134,13 +146,19 @@ class Oracle:
         elif self.looked.fates[number] & ~REJECTED < REJECTED - 1:
             self.looked.fates[number] += fate
 
-    def _check_messages(self, row: Facts) -> None:
+    def _check_questions(self, row: Facts) -> None:
+        """A turn for each text that was planned, asked with this one and those before it."""
         number = number_of(row["id"])
+        planned = [] if number is None else self._source.texts(number)
         said = [message["content"] for message in row["messages"] if message["role"] == "user"]
-        if number is not None and said != self._source.texts(number):
+        if said != planned:
             self._wrong(f"{row['id']}: its messages are not what was planned")
-        if len(row["answers"]) != len(said):
-            self._wrong(f"{row['id']}: {len(row['answers'])} answers to {len(said)} messages")
+        if [answer["turn"] for answer in row["answers"]] != list(range(len(planned))):
+            self._wrong(f"{row['id']}: {len(row['answers'])} answers to {len(planned)} turns")
+        for answer in row["answers"]:
+            asked = self._tokenizer.decode(answer["input_ids"], skip_special_tokens=False)
+            if SAID.findall(asked) != planned[: answer["turn"] + 1] or not asked.endswith(HEADER):
+                self._wrong(f"{row['id']}, turn {answer['turn']}: asked something else")
 
     def _check_answer(self, prompt_id: str, answer: Facts) -> str:
         ids = answer["output_ids"]

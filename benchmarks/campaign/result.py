@@ -16,6 +16,7 @@ import orjson
 from benchmarks.figures import Figure
 
 KINDS = ("worker", "tokenizer", "redis", "s3", "engines", "producer", "campaign")
+ENDS_EARLY = ("producer",)  # may have planned everything before the first prompt is done
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +47,7 @@ class Stage:
 
     kind: str
     cpu_s: float
-    cpu_ms_per_prompt: float
+    cpu_ms_per_prompt: float  # without what processes took to start
     peak_rss_mb: float  # of the largest process
 
 

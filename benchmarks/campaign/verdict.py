@@ -6,11 +6,13 @@ campaign's own, said in its file. A figure that could not be measured is left ou
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from benchmarks.campaign import kinds
 from benchmarks.campaign.conclude import Found
+from benchmarks.campaign.configuration import Goals
 from benchmarks.campaign.course import Course
 from benchmarks.campaign.recovery import quantile
 from benchmarks.campaign.result import ProcessSeen, Stage
@@ -67,8 +69,19 @@ def broken_laws(course: Course, found: Found, is_done: bool) -> list[str]:
             num_gone >= KILL_SHARE * num_faults
         ),
         f"workers that were told to go left with {course.goodbyes}": not any(course.goodbyes),
+        f"{len(course.goodbyes)} of {met[kinds.WORKER_TOLD]} workers that were told to go went": (
+            len(course.goodbyes) == met[kinds.WORKER_TOLD]
+        ),
+        f"workers died by themselves: {course.crashed}": not course.crashed,
     }
     return [law for law, holds in laws.items() if not holds]
+
+
+def unmeasured_goals(goals: Goals, figures: Sequence[Figure]) -> list[str]:
+    """What the campaign was to show, and didn't look at."""
+    measured = {figure.figure for figure in figures}
+    wanted = [name for name, goal in dataclasses.asdict(goals).items() if goal]
+    return [f"{name} was not measured" for name in wanted if f"campaign.{name}" not in measured]
 
 
 def is_long_lived(process: ProcessSeen) -> bool:

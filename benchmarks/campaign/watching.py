@@ -20,7 +20,7 @@ from statistics import linear_regression
 import psutil
 import redis
 
-from benchmarks.campaign.result import KINDS, ProcessSeen, Series, Stage
+from benchmarks.campaign.result import ENDS_EARLY, KINDS, ProcessSeen, Series, Stage
 from dflash_workers.contract.errors import QueueUnavailable
 from dflash_workers.contract.queues import translated_redis
 
@@ -131,6 +131,7 @@ class Watch:
         self.zero_s = time.monotonic()  # what all times are counted from, unless moved
         self._every_s = every_s
         self._cpu = {kind: Trace() for kind in KINDS}
+        self._begun: tuple[dict[str, float], int] | None = None  # CPU by kind, and prompts done
         self._lock = threading.Lock()
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="watch", daemon=True)
@@ -178,17 +179,23 @@ class Watch:
         cpu = {f"cpu.{kind}": trace for kind, trace in self._cpu.items() if trace.peak}
         return gauges + [trace.series(name, "s", self.zero_s) for name, trace in cpu.items()]
 
+    def begin(self, num_done: int) -> None:
+        """Who works on prompts is warm, and so many are done. Only the first call counts."""
+        if self._begun is None:
+            self.look()
+            self._begun = (self.cpu_s(), num_done)
+
     def stages(self, num_prompts: int) -> list[Stage]:
-        """What each kind cost in all, and a prompt."""
-        return [
-            Stage(
-                kind,
-                round(cpu_s, 2),
-                1000 * cpu_s / max(num_prompts, 1),
-                max(one.rss_mb.peak for one in self.watched if one.kind == kind),
-            )
-            for kind, cpu_s in self.cpu_s().items()
-        ]
+        """What each kind cost in all, and a prompt: since `begin`, where it was at work then."""
+        before, num_done = self._begun or ({}, 0)
+        stages = []
+        for kind, cpu_s in self.cpu_s().items():
+            is_over = kind in ENDS_EARLY
+            since_s = cpu_s - (0.0 if is_over else before.get(kind, 0.0))
+            count = num_prompts - (0 if is_over else num_done)
+            peak_mb = max(one.rss_mb.peak for one in self.watched if one.kind == kind)
+            stages.append(Stage(kind, round(cpu_s, 2), 1000 * since_s / max(count, 1), peak_mb))
+        return stages
 
     def _run(self) -> None:
         while not self._over.wait(self._every_s):

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import io
+from dataclasses import dataclass
 from typing import Any
 
 import orjson
 import pyarrow as pa
 import pytest
 import zstandard
+from tokenizers import Tokenizer
 
 from benchmarks.campaign.oracle import BatchObjects, Oracle
 from benchmarks.campaign.prompts import Source
@@ -24,19 +26,33 @@ COLUMNS = ("id", "turn", "input_ids", "loss_mask")
 Facts = dict[str, Any]
 
 
+@dataclass(frozen=True)
+class Model:
+    """What engines with it say, and how it reads."""
+
+    answers: Answers
+    tokenizer: Tokenizer
+
+    def oracle(self, num_planned: int) -> Oracle:
+        return Oracle(SOURCE, num_planned, self.answers, self.tokenizer, MAX_TOKENS)
+
+
 @pytest.fixture(scope="module")
-def answers(tmp_path_factory: pytest.TempPathFactory) -> Answers:
+def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
     model_dir = make_tiny_model(tmp_path_factory.mktemp("model"))
-    return Answers(model_dir, Lengths(30.0, 1.0))
+    tokenizer = Tokenizer.from_file(str(model_dir / "tokenizer.json"))
+    return Model(Answers(model_dir, Lengths(30.0, 1.0)), tokenizer)
 
 
-def row_of(answers: Answers, number: int) -> Facts:
+def row_of(model: Model, number: int) -> Facts:
     messages: list[Facts] = []
     answered = []
+    asked = ""
     for turn, text in enumerate(SOURCE.texts(number)):
         messages += [{"role": "user", "content": text}, {"role": "assistant", "content": "ok"}]
-        ids = [number, turn, 7, 9]
-        told = answers.answer_of(ids)[:MAX_TOKENS]
+        asked += f"<|im_start|>user\n{text}<|im_end|>\n"
+        ids = model.tokenizer.encode(f"{asked}<|im_start|>assistant\n").ids
+        told = model.answers.answer_of(ids)[:MAX_TOKENS]
         answered.append({"turn": turn, "input_ids": ids, "output_ids": told})
     return {"id": f"p{number}", "messages": messages, "answers": answered}
 
@@ -70,9 +86,9 @@ def batch_of(rows: list[Facts], shard: bytes | None, rejected: list[Facts]) -> B
     return BatchObjects("000000/b", commit, data, shard)
 
 
-def test_a_run_in_which_all_is_right_is_whole(answers: Answers) -> None:
-    oracle = Oracle(SOURCE, 21, answers, MAX_TOKENS)
-    rows = [row_of(answers, number) for number in range(20)]
+def test_a_run_in_which_all_is_right_is_whole(model: Model) -> None:
+    oracle = model.oracle(21)
+    rows = [row_of(model, number) for number in range(20)]
     rejected = [{"id": "p20", "reason": "loop"}]
 
     questions = oracle.look_at(batch_of(rows, shard_of(rows), rejected), has_tokenizers=True)
@@ -90,9 +106,9 @@ def test_a_run_in_which_all_is_right_is_whole(answers: Answers) -> None:
     )
 
 
-def test_what_is_missing_is_lost_and_what_came_twice_is_doubled(answers: Answers) -> None:
-    oracle = Oracle(SOURCE, 4, answers, MAX_TOKENS)
-    rows = [row_of(answers, number) for number in (0, 1, 1)]
+def test_what_is_missing_is_lost_and_what_came_twice_is_doubled(model: Model) -> None:
+    oracle = model.oracle(4)
+    rows = [row_of(model, number) for number in (0, 1, 1)]
 
     oracle.look_at(batch_of(rows, None, [{"id": "p0", "reason": "x"}]), has_tokenizers=True)
 
@@ -101,10 +117,12 @@ def test_what_is_missing_is_lost_and_what_came_twice_is_doubled(answers: Answers
     assert found.num_not_tokenized == 1
 
 
-@pytest.mark.parametrize("what", ["ids", "message", "turns", "sample", "mask", "stranger"])
-def test_whatever_is_not_what_was_planned_or_sampled_is_found(answers: Answers, what: str) -> None:
-    oracle = Oracle(SOURCE, 3, answers, MAX_TOKENS)
-    rows = [row_of(answers, number) for number in range(3)]
+@pytest.mark.parametrize(
+    "what", ["ids", "message", "turns", "swapped", "sample", "mask", "stranger"]
+)
+def test_whatever_is_not_what_was_planned_or_sampled_is_found(model: Model, what: str) -> None:
+    oracle = model.oracle(3)
+    rows = [row_of(model, number) for number in range(3)]
     shard = shard_of(rows)
     if what == "ids":
         rows[1]["answers"][0]["output_ids"][-1] += 1
@@ -114,14 +132,17 @@ def test_whatever_is_not_what_was_planned_or_sampled_is_found(answers: Answers, 
     elif what == "turns":
         rows[1]["answers"].append(rows[1]["answers"][0])
         shard = shard_of(rows)
+    elif what == "swapped":
+        rows[0]["answers"], rows[1]["answers"] = rows[1]["answers"], rows[0]["answers"]
+        shard = shard_of(rows)
     elif what == "stranger":
         rows[1]["id"] = "p77"
         shard = shard_of(rows)
     elif what == "sample":
         rows[2]["answers"][0]["input_ids"].insert(0, 3)
-        rows[2]["answers"][0]["output_ids"] = answers.answer_of(rows[2]["answers"][0]["input_ids"])[
-            :MAX_TOKENS
-        ]
+        rows[2]["answers"][0]["output_ids"] = model.answers.answer_of(
+            rows[2]["answers"][0]["input_ids"]
+        )[:MAX_TOKENS]
     else:
         shard = shard.replace(shard, shard_of([*rows[:2], {**rows[2], "answers": []}]))
 
@@ -130,9 +151,9 @@ def test_whatever_is_not_what_was_planned_or_sampled_is_found(answers: Answers, 
     assert oracle.looked.findings
 
 
-def test_bytes_that_are_not_their_commits_are_found(answers: Answers) -> None:
-    oracle = Oracle(SOURCE, 1, answers, MAX_TOKENS)
-    batch = batch_of([row_of(answers, 0)], None, [])
+def test_bytes_that_are_not_their_commits_are_found(model: Model) -> None:
+    oracle = model.oracle(1)
+    batch = batch_of([row_of(model, 0)], None, [])
     batch.commit["sha256"] = "0" * 64
 
     oracle.look_at(batch, has_tokenizers=False)

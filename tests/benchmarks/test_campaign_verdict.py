@@ -9,9 +9,11 @@ import pytest
 
 from benchmarks.campaign import kinds, reasons
 from benchmarks.campaign.conclude import Found, Remaking
+from benchmarks.campaign.configuration import Goals
 from benchmarks.campaign.oracle import Looked
 from benchmarks.campaign.result import FaultSeen, ProcessSeen, Result, Series
-from benchmarks.campaign.verdict import LONG_LIFE_S, is_long_lived
+from benchmarks.campaign.verdict import LONG_LIFE_S, is_long_lived, unmeasured_goals
+from benchmarks.figures import Figure
 
 
 def fault(kind: str, tokens_in_flight: int) -> FaultSeen:
@@ -53,6 +55,14 @@ def test_a_process_that_was_killed_young_says_nothing_about_growth() -> None:
 
     assert not is_long_lived(ProcessSeen("w0", "worker", 1, 1.0, young, 20.0))
     assert is_long_lived(ProcessSeen("w0", "worker", 1, 1.0, old, 20.0))
+
+
+def test_a_goal_that_nothing_was_measured_for_is_not_met() -> None:
+    figures = [Figure("campaign.redis_mb", 3.0, 200.0, "lower", "MB")]
+
+    missed = unmeasured_goals(Goals(fill=0.98, redis_mb=200.0), figures)
+
+    assert missed == ["fill was not measured"]
 
 
 def test_a_result_comes_back_from_its_file_as_it_was(tmp_path: Path) -> None:

@@ -144,3 +144,16 @@ def test_redis_memory_is_unknown_while_it_is_away(
 
     assert here is not None and 0 < here < 100
     assert redis_memory_mb(nowhere, "nowhere") is None
+
+
+def test_what_a_process_took_to_start_is_no_cost_of_a_prompt() -> None:
+    watch = Watch()
+    watch.process("w0", "worker", os.getpid())
+    before_s = watch.cpu_s()["worker"]
+
+    watch.begin(100)
+    watch.look()
+    (stage,) = watch.stages(200)
+
+    assert before_s > 0.1 and stage.cpu_s >= round(before_s, 2)
+    assert stage.cpu_ms_per_prompt < 1000 * before_s / 200

@@ -16,7 +16,15 @@ OURS = ("benchmarks", "dflash_workers", "examples", "producer", "tests", "traine
 UNPICKLERS = {"cloudpickle", "dill", "joblib", "jsonpickle", "marshal", "pickle", "shelve"}
 # Processes that this one forks or spawns itself hand each other rows through pipes, pickled by the
 # standard library, or add to shared numbers; nothing from outside comes in there.
-MAY_FORK = {"producer/crew.py", "trainer/tokens/counters.py", "trainer/tokens/whole_run.py"}
+MAY_FORK = {
+    "producer/crew.py",
+    "trainer/tokens/counters.py",
+    "trainer/tokens/whole_run.py",
+    "benchmarks/growth.py",
+    "benchmarks/paired/processes.py",
+    "benchmarks/replay/crowd.py",
+    "benchmarks/replay/players.py",
+}
 RUN_TEXT = {"eval", "exec", "compile", "__import__", "os.system", "os.popen"}
 
 Rule = Callable[[ast.Call], bool]
