@@ -26,6 +26,7 @@ from benchmarks.campaign.schedule import Fault
 from benchmarks.campaign.views import Views
 from dflash_workers.contract.errors import FleetError, NotEnough
 from dflash_workers.contract.keys import RunKeys
+from dflash_workers.contract.terminal import ExitCode
 from dflash_workers.worker import batches_at_once
 from producer.api import Run
 from producer.reconcile import Reconciler
@@ -36,6 +37,7 @@ TICK_S = 0.05
 LOOK_EVERY_S = 1.0
 REST = 20.0  # of the time: a look at S3 may take one part in so many
 SAY_EVERY_S = 10.0
+AFTERMATH_S = 10.0  # a worker that started beside a broken Redis or S3 may find out so late
 WARM_FROM = 0.05  # of the prompts: what a process takes to start is none of theirs
 
 
@@ -62,6 +64,7 @@ class Course:
     _died_s: dict[str, float] = field(default_factory=dict)
     _num_joined: int = 0
     _is_over: bool = False  # no fault is to come
+    _shared_until_s: float = 0.0  # what all lean on was broken until then
     _ended: set[str] = field(default_factory=set)  # slots whose worker a fault has ended
     _due_s: dict[str, float] = field(default_factory=dict)
 
@@ -153,6 +156,8 @@ class Course:
         at_s = time.time()
         if chosen.kind in kinds.WORKERS_GO:
             self._ended.add(slot)
+        if chosen.kind in kinds.SHARED:
+            self._shared_until_s = time.monotonic() + chosen.hold_s + AFTERMATH_S
         undo = inject(self.scene, chosen)
         self.happened.append(Happened(chosen.kind, slot, at_s, chosen.hold_s, num_running))
         say(f"{len(self.happened):4} {chosen.kind} ({slot}, {num_running} running)")
@@ -231,11 +236,17 @@ class Course:
             if slot in self.scene.leaving:
                 self.scene.leaving.discard(slot)
                 self.goodbyes.append(code)
-            elif slot not in self._ended:
+            elif slot not in self._ended and not self._could_not_start(code, died_s):
                 self.crashed.append((slot, code))
                 say(f"{slot} died by itself with {code}\n{worker.tail(15)}")
             self._ended.discard(slot)
             self.fleet.start_worker(number)
+
+    def _could_not_start(self, code: int, died_s: float) -> bool:
+        """Whether it says so, in one line and with 1, while what all lean on was broken: whoever
+        runs it starts it again.
+        """
+        return code == ExitCode.COULD_NOT and died_s < self._shared_until_s
 
     def _is_due(self, what: str, every_s: float) -> bool:
         """Whether its time has come; the next one is `every_s` later."""
