@@ -111,7 +111,7 @@ class RoundTrips:
             _end(aboard, None)
 
     def _board(self) -> dict[Passenger, list[Over]]:
-        """Who is on the next trip; nobody, and the thread ends."""
+        """Who is on the next trip; nobody, and the thread waits."""
         with self._lock:
             aboard = self._take(_TOGETHER)
             self._is_under_way = bool(aboard)

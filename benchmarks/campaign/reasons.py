@@ -57,7 +57,8 @@ def reason_of(again: Remade, happened: list[Happened]) -> str:
     for other in reversed(again.earlier):
         if other.is_answered:
             return _reason_of_answered(other, again.request, happened)
-    last = again.earlier[-1]
+    # One that was cut before its first token lost nothing.
+    last = next(other for other in reversed(again.earlier) if other.num_made)
     fault = fault_that_cut(last, happened)
     if fault and fault.kind == kinds.WORKER_TOLD:
         return _reason_of_told(fault, again.request, happened)

@@ -123,6 +123,18 @@ def test_what_ran_in_a_worker_that_went_may_be_made_again_and_nothing_else(
     assert reasons.reason_of(Remade(again, [cut], 5), happened) == reason
 
 
+def test_a_goodbye_wastes_nothing_of_what_was_cut_before_it() -> None:
+    happened = [
+        Happened(kinds.WORKER_KILLED, "w0", 10.0, 0.0, 12),
+        Happened(kinds.WORKER_TOLD, "w1", 20.0, 0.0, 12),
+    ]
+    killed = Request("a", "w0", "q", 0, 9.0, 9.1, 10.0, 5, "left")
+    told = Request("b", "w1", "q", 0, 19.9, None, 19.9, 0, "abort")
+    again = Remade(request("w2", 30.0, 31.0, "stop"), [killed, told], 5)
+
+    assert reasons.reason_of(again, happened) == reasons.in_flight_at(kinds.WORKER_KILLED)
+
+
 def test_an_answer_that_was_sent_long_before_its_workers_death_was_not_in_flight() -> None:
     kill = Happened(kinds.WORKER_KILLED, "w0", 100.0, 0.0, 4)
 

@@ -78,6 +78,8 @@ def _one_life(command: Sequence[str], num_ranks: int) -> FleetError | None:
             local_addr="127.0.0.1",
             max_restarts=0,
             shutdown_timeout=LEAVING_S,
+            # A terminal that goes is no reason to end: nohup's word would be overridden.
+            signals_to_handle="SIGTERM,SIGINT",
             logs_specs=DefaultLogsSpecs(log_dir=folder),
         )
         try:
@@ -89,8 +91,7 @@ def _one_life(command: Sequence[str], num_ranks: int) -> FleetError | None:
 
 def _end_of(failures: dict[int, ProcessFailure]) -> FleetError:
     """What became of a job whose ranks did not all end well."""
-    ordered = sorted(failures.items(), key=lambda item: item[1].exitcode)  # signals are negative
-    rank, failure = ordered[0]
+    rank, failure = min(failures.items(), key=lambda item: _blame(item[1]))
     if failure.exitcode < 0:
         return Transient(
             f"rank {rank} (process {failure.pid}) was killed by {failure.signal_name()}"
@@ -98,6 +99,14 @@ def _end_of(failures: dict[int, ProcessFailure]) -> FleetError:
     if Path(failure.error_file).is_file():
         return Transient("ranks were lost, as was said above")
     return Permanent(f"rank {rank} could not go on, as was said above")
+
+
+def _blame(failure: ProcessFailure) -> tuple[bool, bool, int]:
+    """The least is the cause: a killed rank, then one that spoke, then those that were lost with
+    it. The launcher ends whoever is left by SIGTERM.
+    """
+    was_lost = failure.exitcode > 0 and Path(failure.error_file).is_file()
+    return failure.exitcode == -signal.SIGTERM, was_lost, failure.exitcode
 
 
 def _without_own_flags(arguments: Sequence[str]) -> list[str]:

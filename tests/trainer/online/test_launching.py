@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import orjson
 import psutil
 import pytest
+from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
+from torch.distributed.launcher.api import LaunchConfig
 
-from dflash_workers.contract.errors import BadInput, Missing
+from dflash_workers.contract.errors import BadInput, FleetError, Missing, Permanent, Transient
 from dflash_workers.contract.settings import Settings
 from dflash_workers.contract.store import Store
 from tests.trainer.online.growing import GrowingRun, renamed, spec_of
@@ -147,3 +150,57 @@ def test_the_launchers_own_flags_are_not_handed_to_ranks() -> None:
     handed = launching._without_own_flags(given)
 
     assert handed == ["--run", "r", "--name", "n", "--json"]
+
+
+@pytest.mark.parametrize(
+    ("exit_codes", "expected", "named"),
+    [
+        ([1, -signal.SIGTERM], Permanent, "rank 0 could not go on"),
+        ([-signal.SIGTERM, -signal.SIGKILL, 1], Transient, "rank 1 .* killed by SIGKILL"),
+        ([-signal.SIGTERM, -signal.SIGTERM], Transient, "rank 0 .* killed by SIGTERM"),
+    ],
+)
+def test_who_was_ended_by_the_launcher_is_not_the_cause(
+    tmp_path: Path, exit_codes: list[int], expected: type[FleetError], named: str
+) -> None:
+    end = launching._end_of(
+        {
+            rank: ProcessFailure(rank, 100 + rank, code, str(tmp_path / f"{rank}.json"))
+            for rank, code in enumerate(exit_codes)
+        }
+    )
+
+    assert isinstance(end, expected)
+    assert re.search(named, str(end))
+
+
+def test_a_rank_that_spoke_is_the_cause_and_not_those_that_were_lost_with_it(
+    tmp_path: Path,
+) -> None:
+    lost = tmp_path / "lost.json"
+    lost.write_bytes(orjson.dumps({"message": {"message": "gone", "extraInfo": {"timestamp": 1}}}))
+
+    end = launching._end_of(
+        {
+            0: ProcessFailure(0, 100, 1, str(lost)),
+            1: ProcessFailure(1, 101, 1, str(tmp_path / "none")),
+        }
+    )
+
+    assert isinstance(end, Permanent) and "rank 1" in str(end)
+
+
+def test_a_terminal_that_goes_ends_no_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    handled: list[str] = []
+
+    def launch(config: LaunchConfig, _program: str) -> Callable[..., None]:
+        handled.append(config.signals_to_handle)
+        return lambda *_: None
+
+    monkeypatch.setattr(launching, "elastic_launch", launch)
+
+    launching._live_on(["-c", "pass"], 2, tmp_path, is_elastic=False)
+
+    assert handled == ["SIGTERM,SIGINT"]
